@@ -1,0 +1,48 @@
+# Two commands do everything on a machine with Python 3.11 or newer: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types unit docs bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/tessellm demo
+
+test: lint types unit
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+unit: $(VENV)/.test
+	$(BIN)/pytest
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/reference_overhead.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "tessellm needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[plots]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo site build .pytest_cache .mypy_cache .ruff_cache .hypothesis

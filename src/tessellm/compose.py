@@ -1,0 +1,186 @@
+"""compose(): members in, a model out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from .errors import MemberError, RecipeError, nearest
+from .members import Loading, Member, MemberSpec, check_name, load_member
+from .model import ComposedConfig, ComposedForCausalLM
+from .rules import RULES, Rule, describe_rule
+from .shared_tensors import share_identical
+from .vocabulary import Speaker, Vocabulary, agree
+
+TERMINATIONS = ("rule",)
+
+
+def compose(
+    base: str | Path | PreTrainedModel | Mapping[str, Any] | MemberSpec,
+    experts: Mapping[str, Any],
+    *,
+    rule: str | Mapping[str, Any] | Rule = "product",
+    weights: Mapping[str, float] | None = None,
+    termination: str = "rule",
+    device_map: str | int | Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **loading: Any,
+) -> ComposedForCausalLM:
+    """Compose language models that share a base into one model.
+
+    A member is a hub id, a local folder, the folder of a PEFT adapter, a loaded model, or a mapping with `source` and
+    any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping with
+    `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `device_map` is one
+    device or placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that
+    was given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
+    how members are loaded.
+    """
+    specs = member_specs(base, experts, weights, device_map)
+    members = load_members(specs, make_loading(loading), tokenizer)
+    return assemble(members, rule, termination)
+
+
+def member_specs(
+    base: Any, experts: Mapping[str, Any], weights: Mapping[str, float] | None, device_map: Any
+) -> dict[str, MemberSpec]:
+    """Every member's specification by name, the base first."""
+    if not isinstance(experts, Mapping) or not experts:
+        raise RecipeError("a composition needs at least one expert: expected a mapping from names to members")
+    for name in experts:
+        check_name(name)
+    specs = {"base": MemberSpec.of(base), **{name: MemberSpec.of(member) for name, member in experts.items()}}
+    for name, weight in (weights or {}).items():
+        if name not in experts:
+            raise RecipeError(f"there is a weight for {name!r}, but no such expert; {nearest(name, experts)}")
+        specs[name] = MemberSpec(**{**vars(specs[name]), "weight": weight})
+    devices = device_map if isinstance(device_map, Mapping) else dict.fromkeys(specs, device_map)
+    for name, device in devices.items():
+        if name not in specs:
+            raise RecipeError(f"device_map names {name!r}, but there is no such member; {nearest(name, specs)}")
+        if specs[name].device is None:
+            specs[name] = MemberSpec(**{**vars(specs[name]), "device": device})
+    return specs
+
+
+def make_loading(options: Mapping[str, Any]) -> Loading:
+    """Loading options, unknown ones refused."""
+    known = Loading.__dataclass_fields__
+    for key in options:
+        if key not in known:
+            raise TypeError(f"unexpected argument {key!r}; {nearest(key, known)}")
+    return Loading(**options)
+
+
+def load_members(
+    specs: Mapping[str, MemberSpec], loading: Loading, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[Member]:
+    """Load the base, then the experts; tensors that an expert has in common with the base are kept once."""
+    members: list[Member] = []
+    for name, spec in specs.items():
+        member = load_member(name, spec, members[0] if members else None, loading)
+        _check_forward(member)
+        if tokenizer is not None and member.tokenizer is None:
+            member = Member(**{**vars(member), "tokenizer": tokenizer})
+        if members and member.source is not None and not member.is_adapter:
+            share_identical(members[0].model, member.model)
+        members.append(member)
+    return members
+
+
+def assemble(
+    members: Sequence[Member],
+    rule: str | Mapping[str, Any] | Rule,
+    termination: str = "rule",
+    vocabulary: Vocabulary | None = None,
+) -> ComposedForCausalLM:
+    """Loaded members, made one model."""
+    if termination not in TERMINATIONS:
+        raise RecipeError(f"unknown termination {termination!r}; {nearest(termination, TERMINATIONS)}")
+    vocabulary = vocabulary or agree([_speaker(member) for member in members])
+    contexts = [_text_config(member).max_position_embeddings for member in members]
+    config = ComposedConfig(
+        members=[describe(member) for member in members],
+        rule=rule_entry(rule),
+        termination=termination,
+        vocab_size=vocabulary.size,
+        max_position_embeddings=min(contexts),
+        num_hidden_layers=sum(_text_config(member).num_hidden_layers for member in members),
+        eos_token_id=list(vocabulary.end_ids) or None,
+        bos_token_id=members[0].model.config.bos_token_id,
+        pad_token_id=members[0].model.config.pad_token_id,
+        dtype=members[0].model.dtype,
+    )
+    own_rule = None if isinstance(rule, str | Mapping) else rule
+    model = ComposedForCausalLM(config, {m.name: m.model for m in members}, vocabulary.alignments, own_rule)
+    model.generation_config = _generation_config(members[0].model, config)
+    model.loaded_members = tuple(members)
+    model.notes = tuple(note for member in members for note in member.notes) + vocabulary.notes
+    model.tokenizer = _tokenizer(members, vocabulary)
+    return model
+
+
+def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
+    """A rule as the config holds it: its name and parameters."""
+    if isinstance(rule, str):
+        rule = {"name": rule}
+    if not isinstance(rule, Mapping):
+        return describe_rule(rule)
+    name = rule.get("name")
+    if name not in RULES:
+        raise RecipeError(f"unknown rule {name!r}; {nearest(str(name), RULES)}")
+    known = set(inspect.signature(RULES[name].make).parameters) - {"name", "weights"}
+    for key in rule:
+        if key not in known | {"name"}:
+            hint = nearest(key, known) if known else "it has none"
+            raise RecipeError(f"unknown parameter {key!r} of the rule {name!r}; {hint}")
+    return dict(rule)
+
+
+def describe(member: Member) -> dict[str, Any]:
+    """A member as the config holds it."""
+    kind = "adapter" if member.is_adapter else "full"
+    entry: dict[str, Any] = {"name": member.name, "kind": kind, "weight": float(member.spec.weight)}
+    if member.source is not None:
+        entry["source"] = member.source.hub_id or str(member.source.directory)
+        entry["revision"] = member.source.revision
+    if member.spec.quantization:
+        entry["quantization"] = member.spec.quantization
+    return entry
+
+
+def _check_forward(member: Member) -> None:
+    wanted = {"input_ids", "past_key_values", "logits_to_keep"}
+    missing = wanted - set(inspect.signature(member.model.forward).parameters)
+    if missing or member.model.config.is_encoder_decoder:
+        lacking = f" (its forward lacks {', '.join(sorted(missing))})" if missing else ""
+        raise MemberError(
+            f"member {member.name!r}: {type(member.model).__name__} cannot be composed: it is no decoder-only "
+            f"language model with a key-value cache{lacking}"
+        )
+
+
+def _text_config(member: Member) -> Any:
+    return member.model.config.get_text_config(decoder=True)
+
+
+def _speaker(member: Member) -> Speaker:
+    return Speaker(member.name, _text_config(member).vocab_size, member.tokenizer, member.end_ids)
+
+
+def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedTokenizerBase | None:
+    tokenizer = next((member.tokenizer for member in members if member.tokenizer is not None), None)
+    if tokenizer is not None and vocabulary.chat_template is not None:
+        tokenizer.chat_template = vocabulary.chat_template
+    return tokenizer
+
+
+def _generation_config(base: PreTrainedModel, config: ComposedConfig) -> GenerationConfig:
+    generation = GenerationConfig.from_dict(base.generation_config.to_dict() if base.generation_config else {})
+    generation.eos_token_id = config.eos_token_id
+    if generation.pad_token_id is None:
+        generation.pad_token_id = config.pad_token_id
+    return generation

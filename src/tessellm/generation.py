@@ -1,0 +1,184 @@
+"""Text in, text out: prompts from files, batches, streaming. What `tessellm generate` does, as functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import torch
+from transformers import TextStreamer, set_seed
+
+from .errors import PromptError
+from .model import ComposedForCausalLM
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to generate."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One prompt's continuation."""
+
+    prompt: str
+    text: str
+    tokens: int
+    finish_reason: str  # stop: an end token or a stop text; length: max_new_tokens
+
+
+def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
+    """Prompts from the command line (- is standard input) and from a file."""
+    import sys
+
+    found = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    if file is not None:
+        found += read_texts(file, "prompt")
+    if not found:
+        raise PromptError("no prompt was given. Expected prompts as arguments, or --file with one a line")
+    return found
+
+
+def read_texts(path: Path, key: str) -> list[str]:
+    """Texts from JSON lines with that key (or plain strings), or from the lines of any other file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
+        ) from error
+    if path.suffix not in (".jsonl", ".json"):
+        return [line for line in lines if line.strip()]
+    return [_text_of(line, key, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _text_of(line: str, key: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{where}: no valid JSON ({error})") from error
+    text = entry.get(key) if isinstance(entry, dict) else entry
+    if not isinstance(text, str):
+        raise PromptError(f'{where}: expected {{"{key}": "…"}} or a string')
+    return text
+
+
+def tokenizer_of(model: ComposedForCausalLM) -> Any:
+    if model.tokenizer is None:
+        raise PromptError("no member came with a tokenizer, so text cannot be read. Save one into the base's folder")
+    return model.tokenizer
+
+
+def encode_texts(model: ComposedForCausalLM, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts, none longer than the members' context."""
+    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    for number, row in enumerate(ids, 1):
+        if len(row) > limit:
+            raise PromptError(f"text {number} has {len(row)} tokens; the members' shortest context is {limit}")
+    return ids
+
+
+def generate_texts(
+    model: ComposedForCausalLM,
+    prompts: Sequence[str],
+    request: Request,
+    batch_size: int = 8,
+    stream: TextIO | None = None,
+) -> Iterator[Generated]:
+    """Continue every prompt, in order."""
+    tokenizer, generate = tokenizer_of(model), cast(Any, model).generate
+    texts = [_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
+    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
+    _check_lengths(model, rows, request.max_new_tokens)
+    set_seed(request.seed)
+    streamer = _Streamer(tokenizer, stream) if stream is not None else None
+    for start in range(0, len(rows), batch_size):
+        part = rows[start : start + batch_size]
+        ids_BT, mask_BT = _left_padded(part, model)
+        output_BT = generate(
+            ids_BT,
+            attention_mask=mask_BT,
+            tokenizer=tokenizer,
+            streamer=streamer,
+            **_settings(model, request),
+        )
+        for prompt, new_T in zip(prompts[start:], output_BT[:, ids_BT.shape[1] :].tolist(), strict=False):
+            yield _finished(model, prompt, new_T, request)
+
+
+def _settings(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "do_sample": request.temperature > 0,
+    }
+    if request.temperature > 0:
+        settings.update(temperature=request.temperature, top_p=request.top_p, top_k=0)
+    if request.stop:
+        settings["stop_strings"] = list(request.stop)
+    settings["pad_token_id"] = _pad_id(model)
+    return settings
+
+
+def _pad_id(model: ComposedForCausalLM) -> int:
+    ends = model.config.eos_token_id or [0]
+    pad = model.generation_config.pad_token_id
+    return pad if pad is not None else ends[0]
+
+
+def _left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    longest, pad = max(map(len, rows)), _pad_id(model)
+    ids = [[pad] * (longest - len(row)) + list(row) for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+
+
+def _check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
+    limit = model.config.max_position_embeddings
+    for number, row in enumerate(rows, 1):
+        if not row:
+            raise PromptError(f"prompt {number} is empty, and the tokenizer adds no beginning-of-text token")
+        if len(row) + new > limit:
+            raise PromptError(
+                f"prompt {number} has {len(row)} tokens and up to {new} more were asked for, but the shortest context "
+                f"among the members is {limit}. Shorten it, or lower --max-new-tokens"
+            )
+
+
+def _chat(tokenizer: Any, prompt: str) -> str:
+    if not tokenizer.chat_template:
+        raise PromptError("no member has a chat template; leave out --chat")
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
+
+
+def _finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:
+    ends = set(model.generation_config.eos_token_id or ())
+    length = next((t for t, token in enumerate(new_T) if token in ends), None)
+    kept = new_T if length is None else new_T[:length]
+    text = tokenizer_of(model).decode(kept, skip_special_tokens=True)
+    cuts = [text.find(stop) for stop in request.stop if stop in text]
+    reason = "stop" if length is not None or cuts else "length"
+    return Generated(prompt, text[: min(cuts)] if cuts else text, len(kept), reason)
+
+
+class _Streamer(TextStreamer):
+    """Tokens as they come, to any stream."""
+
+    def __init__(self, tokenizer: Any, stream: TextIO):
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.stream = stream
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        print(text, end="\n" if stream_end else "", flush=True, file=self.stream)

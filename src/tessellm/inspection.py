@@ -1,0 +1,73 @@
+"""What `tessellm inspect` shows: members, sizes, shared bytes, vocabulary agreement, rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checkpoint import load
+from .errors import RecipeError
+from .model import ComposedForCausalLM
+from .rules import RULES
+from .shared_tensors import unique_bytes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(path: str, device: str | None = None, dtype: str | None = None) -> ComposedForCausalLM:
+    """A composition from its folder or hub id, or from a recipe."""
+    if dtype is not None and dtype not in DTYPES:
+        raise RecipeError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if Path(path).suffix in (".yaml", ".yml", ".json"):
+        from .recipe import read_recipe
+
+        changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
+        return read_recipe(Path(path)).model_copy(update=changes).compose(Path(path).parent)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype]} if dtype else {}
+    return load(path, device_map=device, **options)
+
+
+def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
+    """Everything that a user should know of a composition before running it."""
+    members = list(model.members.values())
+    rule = model.config.rule
+    apart = sum(unique_bytes([member]) for member in members)
+    return {
+        "members": [_member_row(model, number) for number in range(len(members))],
+        "rule": {
+            "name": rule["name"],
+            "parameters": {key: value for key, value in rule.items() if key != "name"},
+            "summary": RULES[rule["name"]].summary,
+            "reference": RULES[rule["name"]].reference,
+        },
+        "termination": model.config.termination,
+        "vocab_size": model.config.vocab_size,
+        "context": model.config.max_position_embeddings,
+        "end_tokens": [_token_text(model, token) for token in model.config.eos_token_id or []],
+        "bytes": unique_bytes(members),
+        "shared_bytes": apart - unique_bytes(members),
+        "notes": list(model.notes),
+    }
+
+
+def _member_row(model: ComposedForCausalLM, number: int) -> dict[str, Any]:
+    entry = model.config.members[number]
+    member: Any = model.members[entry["name"]]
+    others = [module for name, module in model.members.items() if name != entry["name"]]
+    own = unique_bytes(model.members.values()) - unique_bytes(others)
+    return {
+        "name": entry["name"],
+        "kind": entry["kind"],
+        "weight": f"{entry['weight']:g}" if number else "",
+        "architecture": type(member).__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel"),
+        "parameters": sum(parameter.numel() for parameter in member.parameters()),
+        "own_bytes": own,
+        "context": member.config.get_text_config(decoder=True).max_position_embeddings,
+        "source": entry.get("source") or "(loaded model)",
+    }
+
+
+def _token_text(model: ComposedForCausalLM, token: int) -> str:
+    return str(token) if model.tokenizer is None else f"{token} {model.tokenizer.convert_ids_to_tokens(token)!r}"

@@ -1,0 +1,221 @@
+"""Members: the base and the experts, loaded from wherever they are.
+
+Knows how one member becomes a loaded causal language model with its tokenizer and end tokens. Does not know rules,
+nor how members are composed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from . import adapters, sources
+from .errors import MemberError, nearest
+from .sources import Source
+
+MEMBER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")
+QUANTIZATIONS = ("bnb-4bit", "bnb-8bit", "torchao-int8", "torchao-int4")
+
+
+@dataclass(frozen=True)
+class MemberSpec:
+    """What a user says of one member."""
+
+    source: str | Path | PreTrainedModel
+    weight: float = 1.0
+    revision: str | None = None
+    dtype: str | torch.dtype | None = None
+    device: str | int | dict | None = None
+    quantization: str | None = None
+    any_base: bool = False  # take an adapter although its config names another base
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
+            raise MemberError(f"a weight must be a finite number; got {self.weight!r}")
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise MemberError(
+                f"unknown quantization {self.quantization!r}; {nearest(self.quantization, QUANTIZATIONS)}"
+            )
+
+    @classmethod
+    def of(cls, member: Any) -> MemberSpec:
+        """From what `compose` takes: a path or hub id, a loaded model, a mapping, or a MemberSpec."""
+        if isinstance(member, MemberSpec):
+            return member
+        if isinstance(member, Mapping):
+            known = cls.__dataclass_fields__
+            for key in member:
+                if key not in known:
+                    raise MemberError(f"unknown key {key!r} of a member; {nearest(str(key), known)}")
+            if "source" not in member:
+                raise MemberError("a member given as a mapping needs the key 'source'")
+            return cls(**member)
+        if isinstance(member, str | Path | nn.Module):
+            return cls(member)  # type: ignore[arg-type]
+        raise MemberError(
+            f"a member is a hub id, a folder, an adapter's folder or a loaded model; got {type(member).__name__}"
+        )
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How members are loaded, where a member does not say otherwise."""
+
+    dtype: str | torch.dtype | None = "auto"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    token: str | None = None
+    cache_dir: str | None = None
+    local_files_only: bool = False
+    low_cpu_mem_usage: bool | None = None
+    quantization_config: Any = None
+
+    def download_options(self) -> dict[str, Any]:
+        return {
+            "token": self.token,
+            "cache_dir": self.cache_dir,
+            "local_files_only": self.local_files_only,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass(frozen=True)
+class Member:
+    """A loaded member."""
+
+    name: str
+    model: PreTrainedModel
+    spec: MemberSpec
+    source: Source | None  # None: given as a loaded model
+    is_adapter: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every end token that the member declares, in its config or its generation config."""
+        found: set[int] = set()
+        for config in (self.model.config, getattr(self.model, "generation_config", None)):
+            ids = getattr(config, "eos_token_id", None)
+            found.update([ids] if isinstance(ids, int) else ids or [])
+        return tuple(sorted(found))
+
+
+def check_name(name: str) -> None:
+    """Member names become module and folder names."""
+    if not isinstance(name, str) or not MEMBER_NAME.match(name) or name == "base" or hasattr(nn.ModuleDict, name):
+        raise MemberError(
+            f"{name!r} cannot be an expert's name: expected letters, digits, _ and -, first a letter, and none of "
+            "'base', 'keys', 'values', 'items' and the like"
+        )
+
+
+def load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
+    """Load one member. `base` is None for the base itself, which has to come first."""
+    try:
+        return _load_member(name, spec, base, loading)
+    except torch.OutOfMemoryError as error:
+        raise MemberError(
+            f"member {name!r} does not fit into the device's memory. Load it in a smaller dtype or quantized, put "
+            f"members on several devices (device_map), or use adapters. ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
+    if isinstance(spec.source, nn.Module):
+        return _take_loaded(name, spec, spec.source, base)
+    source = sources.find(spec.source, name, spec.revision, **loading.download_options())
+    sources.check_files(source.directory, name)
+    tokenizer = load_tokenizer(source.directory, loading)
+    if not source.is_adapter:
+        model = _load_full(name, spec, source, loading)
+        return Member(name, model, spec, source, tokenizer=tokenizer)
+    if base is None:
+        raise MemberError(
+            f"the base cannot be an adapter: {source.directory} holds adapter_config.json. "
+            "Give the model that it adapts"
+        )
+    model, is_full, note = adapters.load_adapter(source, name, base.model, base.source, spec.any_base)
+    tokenizer = tokenizer or base.tokenizer
+    return Member(name, model, spec, source, not is_full, tokenizer, (note,) if note else ())
+
+
+def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -> Member:
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):  # a PeftModel
+        if base is None:
+            raise MemberError(
+                "the base cannot be a PeftModel; give the model that it adapts: peft_model.get_base_model()"
+            )
+        adapted, is_full, note = adapters.adapt_loaded(model, name, base.model)
+        return Member(name, adapted, spec, None, not is_full, base.tokenizer, (note,) if note else ())
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise MemberError(f"member {name!r}: expected a causal language model; got {type(model).__name__}")
+    return Member(name, model, spec, None)
+
+
+def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) -> PreTrainedModel:
+    options: dict[str, Any] = {
+        "dtype": spec.dtype or loading.dtype,
+        "device_map": spec.device,
+        "attn_implementation": loading.attn_implementation,
+        "quantization_config": _quantization(spec.quantization) or loading.quantization_config,
+        "low_cpu_mem_usage": loading.low_cpu_mem_usage,
+    }
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = load(
+            source.directory,
+            use_safetensors=True,
+            trust_remote_code=loading.trust_remote_code,
+            output_loading_info=True,
+            **{key: value for key, value in options.items() if value is not None},
+        )
+    except (ImportError, ValueError, OSError, RuntimeError, KeyError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise MemberError(f"member {name!r}: {source.directory} cannot be loaded: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise MemberError(
+            f"member {name!r}: {source.directory} lacks {len(missing)} tensors of a {type(model).__name__}, "
+            f"first {missing[0]}"
+        )
+    return model.eval()
+
+
+def _quantization(kind: str | None) -> Any:
+    if kind is None:
+        return None
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if kind.startswith("bnb"):
+        return BitsAndBytesConfig(load_in_4bit=kind == "bnb-4bit", load_in_8bit=kind == "bnb-8bit")
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig() if kind == "torchao-int8" else Int4WeightOnlyConfig())
+
+
+def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer, or None where it has none."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+    )
+    if not any((directory / name).is_file() for name in names):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=loading.trust_remote_code)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise MemberError(f"the tokenizer in {directory} cannot be loaded: {error}") from error

@@ -1,0 +1,294 @@
+"""The composed model: the slow, obvious reference that every fast path is held to.
+
+`ComposedForCausalLM` runs every member on the same tokens, turns their logits into log-probabilities over the shared
+vocabulary, and lets the rule combine them. Its `logits` are the composed log-probabilities. It knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .cache import ComposedCache
+from .errors import MemberError, PromptError
+from .rules import Rule, describe_rule, make_rule, with_weights, working_dtype
+from .vocabulary import Alignment
+
+CHUNK_ELEMENTS = 1 << 26  # log-probabilities are combined in slices of at most this many numbers
+
+
+class ComposedConfig(PreTrainedConfig):
+    """What a composition is: its members, their weights, the rule. `members[0]` is the base.
+
+    A member is a mapping with `name`, `weight`, `kind` (full or adapter) and, where it was saved, `source`,
+    `revision`, `files`. `rule` is a mapping with `name` and the rule's parameters.
+    """
+
+    model_type = "tessellm"
+
+    members: list[dict[str, Any]] = field(default_factory=list)
+    rule: dict[str, Any] = field(default_factory=lambda: {"name": "product"})
+    termination: str = "rule"
+    vocab_size: int = 0
+    max_position_embeddings: int = 0
+    num_hidden_layers: int = 0
+    bos_token_id: int | None = None
+    eos_token_id: list[int] | None = None
+    pad_token_id: int | None = None
+    use_cache: bool = True
+
+    @property
+    def member_names(self) -> list[str]:
+        return [member["name"] for member in self.members]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return tuple(float(member["weight"]) for member in self.members[1:])
+
+
+@dataclass
+class ComposedOutput(CausalLMOutputWithPast):
+    """`logits` are composed log-probabilities; `member_logprobs`, if asked for, are logp_MBTV."""
+
+    member_logprobs: Tensor | None = None
+
+
+class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
+    """Several language models that share a base, as one. Build it with `tessellm.compose` or `from_pretrained`."""
+
+    config_class = ComposedConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+    _no_split_modules: list[str] = []  # noqa: RUF012
+    loaded_members: tuple = ()  # members.Member: where each came from
+    notes: tuple[str, ...] = ()  # what a user should know of how the members fit together
+    tokenizer: Any = None
+
+    def __init__(
+        self,
+        config: ComposedConfig,
+        members: Mapping[str, PreTrainedModel] | None = None,
+        alignments: Mapping[str, Alignment] | None = None,
+        rule: Rule | None = None,
+    ):
+        super().__init__(config)
+        if not members:
+            raise MemberError(
+                "a composition cannot be made from its config alone, since its members hold the weights. Use "
+                "tessellm.compose(...) or ComposedForCausalLM.from_pretrained(folder)"
+            )
+        assert list(members) == config.member_names
+        self.members = nn.ModuleDict(members)
+        identity = Alignment(None, config.vocab_size)
+        self.alignments = {name: (alignments or {}).get(name, identity) for name in members}
+        self.hf_device_map = {name: str(member.device) for name, member in members.items()}
+        self.set_rule(rule or config.rule, config.weights)
+        self.generation_config = GenerationConfig.from_model_config(config)
+        self.eval()
+
+    def set_rule(self, rule: Mapping[str, Any] | Rule | None = None, weights: Sequence[float] | None = None) -> None:
+        """Change the rule (a mapping with `name` and parameters, or a rule object) or the experts' weights."""
+        if isinstance(rule, Mapping):
+            parameters = {key: value for key, value in rule.items() if key != "name"}
+            rule = make_rule(rule["name"], **parameters)
+        self._plain_rule: Rule = rule if rule is not None else self._plain_rule
+        self.config.rule = describe_rule(self._plain_rule)
+        if weights is not None:
+            for member, weight in zip(self.config.members[1:], weights, strict=True):
+                member["weight"] = float(weight)
+        self.rule = with_weights(self._plain_rule, self.config.weights)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        return self.member("base")
+
+    def member(self, name: str) -> PreTrainedModel:
+        return cast(PreTrainedModel, self.members[name])
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_member_logprobs: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> ComposedOutput | tuple:
+        cache = self._checked_cache(past_key_values)
+        self._check_input(input_ids, cache)
+        if cache is None and (use_cache if use_cache is not None else self.config.use_cache):
+            cache = self.new_cache()
+        rows, fresh = self._rows_needed(input_ids.shape[1], logits_to_keep, cache)
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        caches = cache.caches if cache is not None else [None] * len(self.members)
+        logits_M = [
+            self._member_logits(name, input_ids, member_cache, rows, inputs)
+            for name, member_cache in zip(self.members, caches, strict=True)
+        ]
+        steps = logits_M[0].shape[1]
+        running = cache if cache is not None else ComposedCache([], self.rule)
+        composed_BTV, logp_MBTV = self._combine(
+            logits_M, input_ids[:, -steps:], mask_rows(attention_mask, input_ids)[:, -steps:], running, fresh
+        )
+        kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
+        composed_BTV = composed_BTV[:, kept]
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=composed_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        output = ComposedOutput(
+            loss=loss,
+            logits=composed_BTV,  # type: ignore[arg-type]
+            past_key_values=cache,
+            member_logprobs=torch.cat(logp_MBTV, dim=2)[:, :, kept] if output_member_logprobs else None,
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+    def _member_logits(
+        self, name: str, input_ids: Tensor, cache: Cache | None, rows: int | Tensor, inputs: Mapping[str, Any]
+    ) -> Tensor:
+        """One member's logits over the shared vocabulary, on the composition's device."""
+        member, alignment = self.member(name), self.alignments[name]
+        moved = {key: value.to(member.device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+        output = member(
+            input_ids=alignment.to_member(input_ids).to(member.device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=rows,
+            **moved,
+        )
+        return alignment.to_composed(output.logits).to(input_ids.device)
+
+    def _combine(
+        self, logits_M: list[Tensor], tokens_BT: Tensor, mask_BT: Tensor, cache: ComposedCache, fresh: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large."""
+        composed, members = [], []
+        for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
+            rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
+            logp_MBTV = torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in rows])
+            first = fresh and start == 0
+            composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], first))
+            members.append(logp_MBTV)
+        return torch.cat(composed, dim=1), members
+
+    def _rows_needed(self, length: int, keep: int | Tensor, cache: ComposedCache | None) -> tuple[int | Tensor, bool]:
+        """How many positions need logits, and whether the rule starts anew on them.
+
+        A rule with state looks back `window` positions: a long prompt needs logits for those and no more.
+        """
+        started = cache is not None and cache.state is not None
+        if not self.rule.window:
+            return keep, False
+        if isinstance(keep, Tensor) or keep == 0 or keep + self.rule.window >= length:
+            return 0, not started
+        return keep + self.rule.window, True
+
+    def new_cache(self) -> ComposedCache:
+        """An empty dynamic cache for this composition."""
+        return ComposedCache([DynamicCache(config=self.member(name).config) for name in self.members], self.rule)
+
+    def _checked_cache(self, cache: Cache | None) -> ComposedCache | None:
+        if cache is None or isinstance(cache, ComposedCache):
+            return cache
+        raise TypeError(
+            f"a composition needs one cache a member: expected a ComposedCache (model.new_cache()), "
+            f"got {type(cache).__name__}"
+        )
+
+    def _check_input(self, input_ids: Tensor, cache: ComposedCache | None) -> None:
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise PromptError(
+                f"the prompt is empty: expected token ids of shape [batch, length ≥ 1], got {tuple(input_ids.shape)}. "
+                "Give a prompt, or start from the beginning-of-text token"
+            )
+        length = input_ids.shape[1] + (cache.get_seq_length() if cache is not None else 0)
+        limit = self.config.max_position_embeddings
+        if limit and length > limit:
+            raise PromptError(
+                f"{length} tokens are too many: the shortest context among the members is {limit}. Shorten the "
+                "prompt or max_new_tokens"
+            )
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict,
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        """What `generate` needs for one model, prepared for each member by itself."""
+        arguments = (generation_mode, batch_size, max_cache_length)
+        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+            GenerationMixin._prepare_cache_for_generation(cast(Any, self), generation_config, model_kwargs, *arguments)
+            return
+        caches = []
+        for name in self.members:
+            prepared: dict[str, Any] = {}
+            cast(Any, self.member(name))._prepare_cache_for_generation(generation_config, prepared, *arguments)
+            caches.append(prepared["past_key_values"])
+        model_kwargs["past_key_values"] = ComposedCache(caches, self.rule)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """Load a saved composition; see `tessellm.checkpoint`."""
+        from .checkpoint import load_as_hugging_face
+
+        return load_as_hugging_face(pretrained_model_name_or_path, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, self_contained: bool = False, **kwargs: Any) -> None:  # type: ignore[override]
+        """Save links to the members, or, if self-contained, the members themselves; see `tessellm.checkpoint`."""
+        from .checkpoint import save
+
+        save(self, save_directory, self_contained, **kwargs)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.base.get_output_embeddings()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        raise MemberError("a composition's vocabulary is its members'; resize the members, then compose them")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Members come with their weights."""
+
+
+def time_slices(steps: int, elements_a_step: int) -> Iterator[tuple[int, int]]:
+    """Cut `steps` positions into slices of at most CHUNK_ELEMENTS numbers."""
+    size = max(1, CHUNK_ELEMENTS // max(1, elements_a_step))
+    for start in range(0, steps, size):
+        yield start, min(start + size, steps)
+
+
+def kept_rows(keep: int | Tensor) -> slice | Tensor:
+    """Which of the rows computed the caller wants, by Hugging Face's convention: a number counts from the end."""
+    if isinstance(keep, Tensor):
+        return keep
+    return slice(-keep, None) if keep else slice(None)
+
+
+def mask_rows(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
+    """Which of the tokens fed are real, as booleans."""
+    if attention_mask is None or attention_mask.ndim != 2:
+        return torch.ones_like(input_ids, dtype=torch.bool)
+    return attention_mask[:, -input_ids.shape[1] :].to(input_ids.device).bool()

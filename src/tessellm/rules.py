@@ -1,0 +1,170 @@
+"""Eq. 2 and the table of rules: pure functions of log-probabilities. Imports torch alone.
+
+A rule combines the members' next-token log-probabilities into one normalised distribution. It knows nothing
+of models, tokenizers or files. Member 0 is the base; the others are experts.
+
+    M members   K = M−1 experts   B batch   T time   V vocabulary   W window
+
+The rule protocol, for rules with and without state:
+
+    rule(logp_MBTV, tokens_BT, mask_BT, state) -> (logp_BTV, state)
+
+tokens[t] is the token fed at t, the one that row t−1 predicted; padding (mask False) is never observed. State is
+None at the start of a sequence, else a NamedTuple of tensors with the batch first; it depends on the last
+`window` positions at most, so that it can be rebuilt by feeding those again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
+
+
+class Rule(Protocol):
+    """How log-probabilities combine. See the module's docstring for the meaning of the arguments."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window(self) -> int: ...
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+def product(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:
+    """Eq. 2 with weights: log p̂ = log p_b + Σ_i w_i (log p_i − log p_b) − log Z (arXiv 2605.28304).
+
+    Any dimensions may stand between the members (first) and the vocabulary (last). The result is normalised, in
+    float32 at least. All weights 1 is the paper's rule; one expert with weight 1 is that expert; a negative weight
+    is an anti-expert. Weights are used as they are, never divided by their sum.
+
+    Zeros are defined: a token is impossible where a member that counts positively gives it probability 0. Where
+    only a negatively counted member does, its log 0 is read as −10⁴, so the token outranks the others. A member
+    that counts zero has no say. If nothing is possible, the members contradict each other, and the base speaks.
+    """
+    return normalise(product_scores(logp_MBV, weights_K), fallback=logp_MBV[0])
+
+
+def product_scores(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:
+    """Eq. 2 before it is normalised. The log of its sum over the vocabulary is log Z, the interference."""
+    count_M = member_counts(weights_K, logp_MBV)
+    score_BV = torch.zeros_like(logp_MBV[0], dtype=working_dtype(logp_MBV))
+    for logp_BV, count in zip(logp_MBV, count_M.unbind(), strict=True):
+        logp_BV = logp_BV.to(score_BV.dtype)
+        floored_BV = logp_BV.clamp_min(LOG_FLOOR)
+        vetoed_BV = (count > 0) & (logp_BV == -torch.inf)
+        score_BV = torch.where(vetoed_BV, -torch.inf, score_BV + count * floored_BV)
+    return score_BV
+
+
+def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) -> Tensor:
+    """How often each member counts in the sum of log-probabilities: 1 − Σ w for the base, w_i for expert i."""
+    experts = logp_MBV.shape[0] - 1
+    if experts < 1:
+        raise ValueError("a rule takes the base and at least one expert; it was given one member")
+    if weights_K is None:
+        weights_K = [1.0] * experts
+    weight_K = torch.as_tensor(weights_K, dtype=working_dtype(logp_MBV), device=logp_MBV.device)
+    if weight_K.shape != (experts,):
+        raise ValueError(f"expected {experts} weights, one an expert; got shape {tuple(weight_K.shape)}")
+    return torch.cat([1 - weight_K.sum(0, keepdim=True), weight_K])
+
+
+def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
+    """Log-softmax; rows in which nothing is possible become the fallback."""
+    impossible_B1 = (score_BV == -torch.inf).all(-1, keepdim=True)
+    return torch.where(impossible_B1, fallback.to(score_BV.dtype), score_BV).log_softmax(-1)
+
+
+def tilt(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor) -> Tensor:
+    """Put p_i^(w) ∝ p_b^(1−w_i) p_i^(w_i) in the place of every expert: what a weight means to every other rule."""
+    dtype = working_dtype(logp_MBV)
+    weight_K = torch.as_tensor(weights_K, dtype=dtype, device=logp_MBV.device)
+    pairs = zip(logp_MBV[1:].to(dtype), weight_K.unbind(), strict=True)
+    base_BV = logp_MBV[0].to(dtype)
+    return torch.stack([base_BV, *(product(torch.stack([base_BV, p]), w[None]) for p, w in pairs)])
+
+
+def working_dtype(logp: Tensor) -> torch.dtype:
+    """Half precision is never enough to combine log-probabilities."""
+    return torch.promote_types(logp.dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class Product:
+    """The paper's rule, Eq. 2, as a rule object."""
+
+    weights: tuple[float, ...] | None = None
+    name: str = "product"
+    window: int = 0
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weights = self.weights or (1.0,) * (len(logp_MBTV) - 1)
+        speaking = [expert for expert, weight in enumerate(weights) if weight != 0]
+        if len(speaking) == 1 and weights[speaking[0]] == 1:  # that expert, to the last bit
+            return logp_MBTV[1 + speaking[0]], None
+        return product(logp_MBTV, weights), None
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Any other rule, over experts tilted by their weights."""
+
+    rule: Rule
+    weights: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    @property
+    def window(self) -> int:
+        return self.rule.window
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.rule(tilt(logp_MBTV, self.weights), tokens_BT, mask_BT, state)
+
+
+@dataclass(frozen=True)
+class RuleEntry:
+    """A row of the rule table: what it is called, what makes it, what it is, where it comes from."""
+
+    make: Callable[..., Rule]
+    summary: str
+    reference: str
+
+
+RULES: dict[str, RuleEntry] = {
+    "product": RuleEntry(Product, "add log-probabilities, subtract the base's k−1 times", "arXiv 2605.28304, Eq. 2"),
+}
+
+
+def make_rule(name: str, weights: Sequence[float] | None = None, **parameters: Any) -> Rule:
+    """A rule of the table, by name, with its parameters and the experts' weights."""
+    if name not in RULES:
+        raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
+    return with_weights(RULES[name].make(**parameters), weights)
+
+
+def with_weights(rule: Rule, weights: Sequence[float] | None) -> Rule:
+    """The same rule over weighted experts."""
+    if weights is None or all(weight == 1 for weight in weights):
+        return rule
+    numbers = tuple(float(weight) for weight in weights)
+    return Product(numbers) if isinstance(rule, Product) else Weighted(rule, numbers)
+
+
+def describe_rule(rule: Rule) -> dict[str, Any]:
+    """A rule's name and those of its parameters that are not the default, as a config holds them."""
+    entry: dict[str, Any] = {"name": rule.name}
+    for field in fields(rule) if is_dataclass(rule) else ():  # type: ignore[var-annotated]
+        if field.name not in ("name", "weights") and getattr(rule, field.name) != field.default:
+            entry[field.name] = getattr(rule, field.name)
+    return entry

@@ -1,0 +1,129 @@
+"""Weights from a development set, by likelihood: those under which the composition is least surprised by its texts.
+
+For `product` the log-likelihood is concave in the weights, so what is found is the best. For other rules it is a
+local optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import PromptError
+from .model import ComposedForCausalLM
+from .rules import make_rule, product
+
+CACHED_BYTES = 1 << 31  # log-probabilities kept in memory while tuning
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning found. Likelihoods are natural logarithms a token."""
+
+    weights: dict[str, float]
+    before: float
+    after: float
+    held_out_before: float | None
+    held_out_after: float | None
+    tokens: int
+    held_out_tokens: int
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The members' log-probabilities on one text, and the tokens that came."""
+
+    logp_MTV: Tensor
+    tokens_T: Tensor  # as fed; token t+1 is what row t predicts
+
+
+def tune(
+    model: ComposedForCausalLM,
+    texts: Sequence[Sequence[int]],
+    held_out: float = 0.25,
+    steps: int = 50,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """The likeliest weights on the texts (token ids); a share of the texts is held out to judge them."""
+    scored = _score(model, [text for text in texts if len(text) > 1], progress)
+    if not scored:
+        raise PromptError("tuning needs texts of at least two tokens; none was given")
+    cut = round(len(scored) * (1 - held_out)) or 1
+    train, judge = scored[:cut], scored[cut:]
+    parameters = {key: value for key, value in model.config.rule.items() if key != "name"}
+
+    def log_likelihood(weights_K: Tensor, part: list[_Scored]) -> Tensor:
+        return _log_likelihood(model.config.rule["name"], parameters, weights_K, part)
+
+    start_K = torch.tensor(model.config.weights, dtype=torch.float32)
+    weights_K = _climb(lambda w: log_likelihood(w, train), start_K, steps)
+    with torch.no_grad():
+        return Tuning(
+            weights=dict(zip(model.config.member_names[1:], weights_K.tolist(), strict=True)),
+            before=log_likelihood(start_K, train).item(),
+            after=log_likelihood(weights_K, train).item(),
+            held_out_before=log_likelihood(start_K, judge).item() if judge else None,
+            held_out_after=log_likelihood(weights_K, judge).item() if judge else None,
+            tokens=sum(len(part.tokens_T) - 1 for part in train),
+            held_out_tokens=sum(len(part.tokens_T) - 1 for part in judge),
+        )
+
+
+@torch.no_grad()
+def _score(
+    model: ComposedForCausalLM, texts: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None
+) -> list[_Scored]:
+    scored: list[_Scored] = []
+    used = 0
+    for number, text in enumerate(texts):
+        ids_BT = torch.tensor([list(text)], device=model.device)
+        output = model(ids_BT, output_member_logprobs=True, use_cache=False)
+        part = _Scored(output.member_logprobs[:, 0].cpu(), ids_BT[0].cpu())
+        used += part.logp_MTV.numel() * 4
+        if scored and used > CACHED_BYTES:
+            break
+        scored.append(part)
+        if progress is not None:
+            progress(number + 1, len(texts))
+    return scored
+
+
+def _log_likelihood(rule: str, parameters: dict, weights_K: Tensor, texts: list[_Scored]) -> Tensor:
+    total, count = torch.zeros(()), 0
+    for text in texts:
+        if rule == "product":
+            logp_TV = product(text.logp_MTV, weights_K)
+        else:
+            logp_TV = _run_rule(rule, parameters, weights_K, text)
+        total = total + logp_TV[:-1].gather(-1, text.tokens_T[1:, None]).clamp_min(-1e4).sum()
+        count += len(text.tokens_T) - 1
+    return total / max(1, count)
+
+
+def _run_rule(rule: str, parameters: dict, weights_K: Tensor, text: _Scored) -> Tensor:
+    from .rules import tilt
+
+    tokens_BT = text.tokens_T[None]
+    composed = make_rule(rule, **parameters)
+    logp_BTV, _ = composed(
+        tilt(text.logp_MTV[:, None], weights_K), tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None
+    )
+    return logp_BTV[0]
+
+
+def _climb(objective: Callable[[Tensor], Tensor], start_K: Tensor, steps: int) -> Tensor:
+    weights_K = start_K.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([weights_K], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = -objective(weights_K)
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimiser.step(closure)
+    return weights_K.detach()

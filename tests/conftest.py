@@ -1,0 +1,170 @@
+"""Tiny real members: models with random weights, real tokenizers, real PEFT adapters, saved as folders.
+
+    tiny_tokenizer          64 tokens, one a character; no beginning-of-text token is added
+    make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
+    fine_tune(model, seed)  a copy whose weights moved a little
+    members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
+    cli(*arguments)         the command line in this process: exit code, stdout, stderr
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # what tests download comes from a server of their own
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+torch.set_num_threads(1)
+transformers.utils.logging.disable_progress_bar()
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+CHARACTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789 \n.,:;!?()+-*/=<>ABCDEFG"]
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}: {{ m['content'] }}\n{% endfor %}a: "
+CONTEXT = 128
+
+
+def character_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
+    """One token a character; decoding gives back the text exactly."""
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    core.decoder = decoders.Fuse()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=core, **{**special, "chat_template": CHAT_TEMPLATE, **settings})
+
+
+VOCAB = len(SPECIAL) + len(CHARACTERS)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}),
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}),
+}
+COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.2,  # so that random models have opinions
+}
+
+
+def build_model(arch: str = "llama", seed: int = 0, **config: Any) -> PreTrainedModel:
+    name, own = ARCHITECTURES[arch]
+    common = {"initializer_range": 0.2} if arch == "gpt2" else COMMON
+    ids = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    settings = getattr(transformers, f"{name}Config")(**{**common, **own, **ids, **config})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        suffix = "LMHeadModel" if arch == "gpt2" else "ForCausalLM"
+        return getattr(transformers, name + suffix)(settings).eval()
+
+
+def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.1, only: str = "") -> PreTrainedModel:
+    """A fine-tune: a copy whose parameters (those with `only` in their names) moved a little."""
+    moved = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in moved.named_parameters():
+            if only in name:
+                parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return moved
+
+
+def save_member(model: PreTrainedModel, folder: Path, tokenizer: Any = None, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_lora(base_folder: Path, folder: Path, seed: int = 0, **lora: Any) -> Path:
+    """A LoRA adapter of the base in that folder, with weights that do something."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base_folder)
+    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **lora}
+    peft_model = get_peft_model(model, LoraConfig(**settings))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in peft_model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    peft_model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return character_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., PreTrainedModel]:
+    return build_model
+
+
+@pytest.fixture(scope="session")
+def fine_tune() -> Callable[..., PreTrainedModel]:
+    return perturbed
+
+
+@pytest.fixture(scope="session")
+def members_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
+    """Read it only: tests that change a member copy it first (see `own_members`)."""
+    folder = tmp_path_factory.mktemp("members")
+    base = build_model("llama", 0)
+    save_member(base, folder / "base", tiny_tokenizer)
+    save_member(perturbed(base, 1), folder / "math", tiny_tokenizer)
+    save_member(perturbed(base, 2, only="layers.1"), folder / "coding", tiny_tokenizer)
+    save_lora(folder / "base", folder / "lora_math", 3)
+    save_lora(folder / "base", folder / "lora_coding", 4)
+    return folder
+
+
+@pytest.fixture
+def own_members(members_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the members that a test may change."""
+    return Path(shutil.copytree(members_dir, tmp_path / "members"))
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Run the command line in this process, through its entry point."""
+
+    def run(*arguments: object) -> Ran:
+        from tessellm.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["tessellm", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "160")
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+    return run
