@@ -33,7 +33,7 @@ SMALL = 1e-3  # or this (nats)
 CONTESTED = 0.01  # a step is contested if two experts diverge by more than this (nats)
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
-SURPRISE = 3.0  # a token that every member finds this much more surprising than its entropy is not ours: it ends a run too
+SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
 BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
 CAP = 4.0  # one contested step counts at most this much interference (nats)
 
@@ -103,9 +103,7 @@ def read_rows(logp_MBTV: Tensor) -> Rows:
     log_z_BT = score_BTV.logsumexp(-1)
     blend_BTV = score_BTV - log_z_BT[..., None]
     blend_BTV = blend_BTV.masked_fill(blend_BTV < IMPOSSIBLE, -torch.inf)
-    return Rows(
-        centre_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT
-    )
+    return Rows(centre_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT)
 
 
 def observe(
@@ -188,9 +186,7 @@ class Evidence:
         credit_BTM, ends_BT = observe(logp_MBTV, rows.entropy_BTM, tokens_BT, mask_BT, state)
         contested_BT = rows.contested_BT.to(credit_BTM.dtype)
         cost_BT = rows.log_z_BT.abs().clamp_max(CAP) * contested_BT
-        new_BTF = torch.cat(
-            [credit_BTM, torch.stack([ends_BT.to(credit_BTM.dtype), contested_BT, cost_BT], -1)], -1
-        )
+        new_BTF = torch.cat([credit_BTM, torch.stack([ends_BT.to(credit_BTM.dtype), contested_BT, cost_BT], -1)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         evidence_BTM, interference_BT = self.weigh(window_BTWF)
         speaker_BT, blended_BT = self.choose(rows, evidence_BTM, interference_BT)
