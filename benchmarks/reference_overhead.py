@@ -1,0 +1,98 @@
+"""What the reference path costs beside its members: composed forward against the sum of the members' own.
+
+Three 8-layer, 512-wide Llamas with a vocabulary of 32,000 in float32. A decoding step and a prefill, composed and
+by the members alone, in turns, so that whatever else the machine does falls on both. Writes results/reference-overhead.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import tessellm
+from tessellm.experiments.claims import Claim, Result
+
+CONFIG = LlamaConfig(
+    vocab_size=32_000,
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    max_position_embeddings=4096,
+)
+PROMPT, ROUNDS = 128, 60
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def overhead(composed: Callable[[], object], alone: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Median seconds of both, taken in turns, and the median of the ratios of neighbouring turns."""
+    composed(), alone()
+    pairs = [(seconds(composed), seconds(alone)) for _ in range(rounds)]
+    ratios = sorted(both / members for both, members in pairs)
+    return {
+        "composed_ms": 1e3 * statistics.median(pair[0] for pair in pairs),
+        "members_ms": 1e3 * statistics.median(pair[1] for pair in pairs),
+        "ratio": statistics.median(ratios),
+        "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+    }
+
+
+@torch.inference_mode()
+def measure(batch: int, rounds: int) -> dict[str, dict[str, float]]:
+    torch.manual_seed(0)
+    members = [LlamaForCausalLM(CONFIG).eval() for _ in range(3)]
+    model = tessellm.compose(members[0], {"one": members[1], "two": members[2]})
+    ids = torch.randint(3, 32_000, (batch, PROMPT))
+    token = ids[:, :1]
+    cache, caches = model.new_cache(), [DynamicCache(config=CONFIG) for _ in members]
+    model(ids, past_key_values=cache, logits_to_keep=1)
+    for member, own in zip(members, caches, strict=True):
+        member(ids, past_key_values=own, logits_to_keep=1)
+
+    def step_alone() -> None:
+        for member, own in zip(members, caches, strict=True):
+            member(token, past_key_values=own, logits_to_keep=1)
+
+    def prefill_alone() -> None:
+        for member in members:
+            member(ids, use_cache=True, logits_to_keep=1)
+
+    return {
+        "step": overhead(lambda: model(token, past_key_values=cache, logits_to_keep=1), step_alone, rounds),
+        "prefill": overhead(lambda: model(ids, use_cache=True, logits_to_keep=1), prefill_alone, rounds // 4),
+    }
+
+
+def main() -> None:
+    start = time.perf_counter()
+    tables = {f"batch {batch}": measure(batch, ROUNDS) for batch in (1, 8)}
+    claims = [
+        Claim(
+            id=f"{kind}, {batch}",
+            statement=f"the composed {kind} takes at most 1.10 × the sum of its members' own",
+            value=round(row["ratio"], 4),
+            target="≤ 1.10",
+            holds=row["ratio"] <= 1.10,
+        )
+        for batch, rows in tables.items()
+        for kind, row in rows.items()
+    ]
+    result = Result("reference-overhead", claims, 0, "cpu", time.perf_counter() - start, tables=tables)
+    result.write(RESULTS)
+    for claim in claims:
+        print(f"{claim.id:>18}: {claim.value:.3f} × the members' own   {'holds' if claim.holds else 'DOES NOT HOLD'}")
+
+
+if __name__ == "__main__":
+    main()

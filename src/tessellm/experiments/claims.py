@@ -1,0 +1,83 @@
+"""What an experiment hands back: claims with their values and targets, and everything needed to run it again.
+
+An experiment is a module with `run(seed, out, size) -> Result`; `size` is "cpu" (minutes, anyone) or "full" (one GPU).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..files import write_text
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the experiment set out to show. Without a target it is a measurement: `holds` is None."""
+
+    id: str
+    statement: str
+    value: Any
+    target: str | None = None
+    holds: bool | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of one experiment."""
+
+    name: str
+    claims: Sequence[Claim]
+    seed: int
+    size: str
+    seconds: float
+    figures: Sequence[str] = ()
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return all(claim.holds is not False for claim in self.claims)
+
+    def write(self, out: Path) -> dict[str, Any]:
+        """NAME.json in `out`, with what it was measured on."""
+        content = {**asdict(self), **environment()}
+        write_text(out / f"{self.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        return content
+
+
+def environment() -> dict[str, Any]:
+    """Commit, versions and hardware."""
+    import transformers
+
+    return {
+        "commit": _commit(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source that runs, with + where files were changed since."""
+    here = Path(__file__).parent
+    try:
+        head = _git("rev-parse", "HEAD", folder=here)
+        return head + ("+" if _git("status", "--porcelain", "--", ".", folder=here.parent) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str, folder: Path) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
