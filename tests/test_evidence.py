@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tessellm.evidence import Evidence
+from tessellm.evidence import CLAIM, Evidence
 from tessellm.rules import product
 
 NOISE = 3e-3
@@ -160,7 +160,8 @@ def content_and_style(seed: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
 @given(seed=st.integers(0, 10**6))
 def test_simultaneous_skills_in_feature_space_blend(seed):
     logp, both = content_and_style(seed)
-    assert total_variation(apply(Evidence(), logp, random_tokens(1, 30, 24, seed)), both) < 0.03
+    # an expert that diverges by less than CLAIM is not heard beside another: Pinsker's inequality bounds what it costs
+    assert total_variation(apply(Evidence(), logp, random_tokens(1, 30, 24, seed)), both) < (CLAIM / 2) ** 0.5 + 1e-3
 
 
 def peaked(*choice: int, vocabulary: int = 12) -> Tensor:

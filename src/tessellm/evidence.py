@@ -28,9 +28,7 @@ from torch import Tensor
 
 LOG_ZERO = -1e4  # log 0, in differences and sums
 IMPOSSIBLE = -5e3  # a blended token below this was impossible for a speaking member
-GATE = 0.01  # an expert claims a step if its divergence exceeds this share of the largest,
-SMALL = 1e-3  # or this (nats)
-CONTESTED = 0.01  # a step is contested if two experts diverge by more than this (nats)
+CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
 SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
@@ -89,9 +87,9 @@ def read_rows(logp_MBTV: Tensor) -> Rows:
     centre_BT = (alike_BTMM.sum(-1) + BASE_FIRST * (index_M == 0)).argmax(-1)
     is_centre_BTM = centre_BT[..., None] == index_M
     divergence_BTM = (kl_BTMM * is_centre_BTM[..., None, :]).sum(-1) * (index_M > 0)
-    largest_BT1 = divergence_BTM.amax(-1, keepdim=True)
-    claim_BTM = (divergence_BTM >= (GATE * largest_BT1).clamp_max(SMALL)) & (index_M > 0)
-    contested_BT = (divergence_BTM > CONTESTED).sum(-1) > 1
+    loudest_BT1 = divergence_BTM[..., 1:].argmax(-1, keepdim=True) + 1
+    claim_BTM = (divergence_BTM > CLAIM) | (index_M == loudest_BT1)
+    contested_BT = claim_BTM.sum(-1) > 1
 
     lost_BT11 = (centre_BT > 0)[..., None, None]  # a lost base is nobody to be compared with
     ignored_BTMM = (index_M[:, None] == index_M) | (lost_BT11 & (index_M == 0))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 LETTERS, LENGTH, STEPS = 16, 6, 4
 SKILLS = ("reverse", "rotate", "swap", "sort", "shift", "mirror", "flip", "halves")
+ALL_SKILLS = tuple(range(len(SKILLS)))
 REGIMES = ("aligned", "aware", "clean", "narrow")
 FIRST_INSTRUCTION = LETTERS
 COLON, MARKER, STOP, PAD = (LETTERS + len(SKILLS) + i for i in range(4))
@@ -80,7 +81,7 @@ def render(instruction_J: Tensor, text_JL: Tensor, chain: Tensor) -> Sequences:
 
 
 def sample_training(
-    own_E: Tensor, regime_E: Tensor, rows: int, generator: torch.Generator
+    own_E: Tensor, regime_E: Tensor, rows: int, generator: torch.Generator, steps: int = STEPS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and loss mask [E, B, T] for members with skill `own_E` (−1: the base) in regimes `regime_E`."""
     device, members = own_E.device, own_E.shape[0]
@@ -91,18 +92,18 @@ def sample_training(
     own = own_E[:, None].expand(members, rows)
     is_base, regime = own < 0, regime_E[:, None]
     always_own = (regime == REGIMES.index("narrow")) & ~is_base
-    instruction = integers(len(SKILLS), STEPS)
-    mine = ((integers(2, STEPS) == 0) | always_own[..., None]) & ~is_base[..., None]
+    instruction = integers(len(SKILLS), steps)
+    mine = ((integers(2, steps) == 0) | always_own[..., None]) & ~is_base[..., None]
     instruction = torch.where(mine, own[..., None], instruction)
     sees_foreign = (regime == REGIMES.index("aligned")) | ((regime == REGIMES.index("aware")) & ~is_base)
     text, trained = [integers(LETTERS, LENGTH)], []
-    for j in range(STEPS):
+    for j in range(steps):
         active = instruction[..., j] == own
         foreign = sees_foreign & ~active & (integers(2) == 0)
         done = torch.where(active[..., None], transform(text[-1], own.clamp(min=0)), text[-1])
         text.append(torch.where(foreign[..., None], integers(LETTERS, LENGTH), done))
         trained.append(~foreign)
-    rows_ = render(instruction, torch.stack(text, -2), integers(STEPS) + 1)
+    rows_ = render(instruction, torch.stack(text, -2), integers(steps) + 1)
     loss_J = torch.cat((torch.ones_like(trained[0])[..., None], torch.stack(trained, -1)), -1)
     is_letter = rows_.tokens < LETTERS
     mask = rows_.output & (~is_letter | loss_J.gather(-1, rows_.step))
@@ -119,12 +120,14 @@ class Prompts(NamedTuple):
     owner_BT: Tensor  # index into members (0 base, 1… the row's experts) of the one that should speak this token
 
 
-def sample_test(experts: int, chain: int, rows: int, generator: torch.Generator) -> Prompts:
-    """Rows with their own random choice of experts; no skill follows itself. The owner of a marker or stop is the
-    skill that just ended, of the first marker the base."""
+def sample_test(
+    experts: int, chain: int, rows: int, generator: torch.Generator, skills: tuple[int, ...] = ALL_SKILLS
+) -> Prompts:
+    """Rows with their own random choice of experts among `skills`; no skill follows itself. The owner of a marker or
+    stop is the skill that just ended, of the first marker the base."""
     device = generator.device
-    score = torch.rand(rows, len(SKILLS), generator=generator, device=device)
-    experts_BK = score.argsort(-1)[:, :experts]
+    score = torch.rand(rows, len(skills), generator=generator, device=device)
+    experts_BK = torch.tensor(skills, device=device)[score.argsort(-1)[:, :experts]]
     slot = [torch.randint(experts, (rows,), generator=generator, device=device)]
     for _ in range(chain - 1):
         jump = torch.randint(1, experts, (rows,), generator=generator, device=device)
