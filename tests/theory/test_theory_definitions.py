@@ -13,8 +13,16 @@ from tessellm.theory import (
     stepwise,
 )
 from tessellm.theory.definitions import coordinates
-from tessellm.theory.families import any_bijection, factorized_family, owners_of, perturbed, skilled_family
-from tessellm.theory.sequences import conditionals, joint, transport
+from tessellm.theory.families import (
+    any_bijection,
+    factorized_family,
+    owners_of,
+    perturbed,
+    skilled_family,
+    tilted,
+    with_member,
+)
+from tessellm.theory.sequences import transport
 
 BLOCKS = ((2,), (0, 3), (1,))
 EXACT = 1e-10
@@ -30,19 +38,6 @@ def family(generator):
     return factorized_family([3] * 4, 2, generator, BLOCKS)
 
 
-def tilted(logp, t, prefix, by):
-    """The same law with one conditional changed: token 0 made more likely after that prefix."""
-    rows = conditionals(logp)
-    change = torch.zeros_like(rows[t])
-    change[(*prefix, 0)] = by
-    rows[t] = (rows[t] + change).log_softmax(-1)
-    return joint(rows)
-
-
-def with_member(joints, member, logp):
-    return torch.stack([logp if m == member else old for m, old in enumerate(joints)])
-
-
 def test_definition_1_holds_and_its_partition_is_found(family):
     assert factorized(family.joints, BLOCKS).holds(EXACT)
     assert find_partition(family.joints) == BLOCKS
@@ -50,10 +45,10 @@ def test_definition_1_holds_and_its_partition_is_found(family):
 
 def test_definition_1_names_the_condition_that_fails(family):
     joints = family.joints
-    outside = factorized(with_member(joints, 1, tilted(joints[1], 2, (0, 0), 0.5)), BLOCKS)
+    outside = factorized(with_member(joints, 1, tilted(joints[1], (0, 0), 0.5)), BLOCKS)
     assert outside.value > 1e-3
     assert outside.witness["expert"] == 1
-    base = factorized(with_member(joints, 0, tilted(joints[0], 1, (0,), 0.5)), BLOCKS)
+    base = factorized(with_member(joints, 0, tilted(joints[0], (0,), 0.5)), BLOCKS)
     assert base.value > 1e-3
     for gap in (outside, base):
         assert not gap.holds()
@@ -74,12 +69,12 @@ def test_definition_1_equal_marginals_with_dependence_are_found(family):
 
 
 def test_no_partition_is_found_where_two_experts_share_a_position(family):
-    joints = with_member(family.joints, 2, tilted(family.joints[2], 0, (), 0.3))
+    joints = with_member(family.joints, 2, tilted(family.joints[2], (), 0.3))
     assert find_partition(joints) is None
 
 
 def test_no_partition_is_found_where_blocks_of_two_experts_depend(family):
-    row = tilted(family.joints[0], 1, (0,), 0.3)
+    row = tilted(family.joints[0], (0,), 0.3)
     assert find_partition(with_member(family.joints, 0, row)) is None
 
 
@@ -92,7 +87,7 @@ def test_definition_2(family):
     labels = coordinates(BLOCKS, (3,) * 4)
     composed = stepwise(family.joints).logp
     assert projective(composed, family.joints, labels).holds(EXACT)
-    gap = projective(tilted(composed, 1, (2,), 0.4), family.joints, labels)
+    gap = projective(tilted(composed, (2,), 0.4), family.joints, labels)
     assert gap.value > 1e-4
     assert gap.witness["expert"] == 2
 
@@ -115,7 +110,7 @@ def test_definitions_3_and_4_hold_and_planted_violations_are_found(generator, re
         (tuple(p.tolist()), int(family.owner[2][tuple(p)])) for p in torch.cartesian_prod(*[torch.arange(3)] * 2)
     )
     intruder = 1 + owner % 3
-    broken = with_member(family.joints, intruder, tilted(family.joints[intruder], 2, prefix, 0.25))
+    broken = with_member(family.joints, intruder, tilted(family.joints[intruder], prefix, 0.25))
     found = skill_factorizable(broken, family.active)
     assert (found.witness["expert"], found.witness["prefix"]) == (intruder, prefix)
     assert 0.05 < found.value <= 0.25

@@ -137,6 +137,20 @@ def _noise(shape: Sequence[int], epsilon: float, generator: torch.Generator, ext
     return epsilon * (0.5 * noise.sign() if extreme else noise)
 
 
+def tilted(logp: Tensor, prefix: Sequence[int], by: float, token: int = 0) -> Tensor:
+    """A planted violation: the same law with one token made eᵇʸ times as likely, relatively, after one prefix."""
+    rows = conditionals(logp)
+    change = torch.zeros_like(rows[len(prefix)])
+    change[(*prefix, token)] = by
+    rows[len(prefix)] = (rows[len(prefix)] + change).log_softmax(-1)
+    return joint(rows)
+
+
+def with_member(joints_M: Tensor, member: int, logp: Tensor) -> Tensor:
+    """The same family with another law for one member."""
+    return torch.stack([logp if m == member else old for m, old in enumerate(joints_M)])
+
+
 def owners_of(family: Factorized) -> list[Tensor]:
     """Definition 1 as a case of Definition 4: a position's owner, whatever the prefix."""
     sizes = family.joints.shape[1:]

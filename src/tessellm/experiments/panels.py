@@ -1,0 +1,41 @@
+"""Figures of a few panels side by side, in one look. matplotlib is imported when a picture is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import require
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+INK, FAINT = "#22262E", "#9AA0AA"
+
+
+def panels(count: int, width: float = 4.6, height: float = 3.7) -> tuple[Any, list[Any]]:
+    """An empty figure and its axes."""
+    require("matplotlib", "plots")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * count, height), dpi=150, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(1, count, squeeze=False)[0])
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(color="#ECEEF1", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8, colors=INK)
+    return figure, axes
+
+
+def caption(ax: Any, title: str, x: str, y: str) -> None:
+    ax.set_title(title, fontsize=9.5, loc="left", color=INK)
+    ax.set_xlabel(x, fontsize=9, color=INK)
+    ax.set_ylabel(y, fontsize=9, color=INK)
+
+
+def save(figure: Any, out: Path, name: str) -> str:
+    """NAME.png in `out`; the file's name is what a result lists."""
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / f"{name}.png", metadata={"Software": None})
+    return f"{name}.png"
