@@ -1,0 +1,85 @@
+"""Stopping as its own event: what each policy does, and which of them keep a rule conservative."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tessellm.evidence import Evidence
+from tessellm.rules import Product, product
+from tessellm.termination import CONSERVATIVE, POLICIES, Terminated, stop_logp, stop_sets
+
+STOPS = ((7,), (7,), (6, 7), (5,))
+
+
+def members(*shape: int, seed: int) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).log_softmax(-1)
+
+
+def run(rule: Terminated, logp: Tensor, seed: int = 0) -> Tensor:
+    tokens = torch.randint(logp.shape[-1], logp.shape[1:3], generator=torch.Generator().manual_seed(seed))
+    return rule(logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)[0]
+
+
+def test_stop_events_add_up_all_end_tokens_of_a_member():
+    logp = members(4, 2, 3, 8, seed=0)
+    h = stop_logp(logp, stop_sets(STOPS, 8)).exp()
+    torch.testing.assert_close(h[2], logp[2, ..., 6:].exp().sum(-1))
+    torch.testing.assert_close(h[3], logp[3, ..., 5].exp())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("inner", [Product(), Evidence(window=4)], ids=lambda rule: rule.name)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), share=st.floats(0, 0.9))
+def test_every_policy_gives_a_distribution(policy, inner, seed, share):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(4, 2, 9, 8, generator=generator) * 9
+    holes = torch.rand(logits.shape, generator=generator) < share
+    holes.scatter_(-1, logits.argmax(-1, keepdim=True), False)
+    logp = logits.masked_fill(holes, -torch.inf).log_softmax(-1)
+    out = run(Terminated(inner, STOPS, policy), logp, seed)
+    assert not out.isnan().any()
+    torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 9), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("policy", sorted(CONSERVATIVE))
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), experts=st.integers(1, 5))
+def test_conservative_policies_keep_eq_2(policy, seed, experts):
+    """One end token, at most one expert differs: the composition is that expert, its stops included."""
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.randn(1, 2, 12, 8, generator=generator) * 2
+    logits = base.repeat(experts + 1, 1, 1, 1)
+    active = torch.randint(1, experts + 1, (12,), generator=generator)
+    logits[active, :, torch.arange(12)] += torch.randn(12, 2, 8, generator=generator) * 4
+    logp = logits.log_softmax(-1)
+    for inner in (Product(), Evidence()):
+        out = run(Terminated(inner, ((7,),) * (experts + 1), policy), logp, seed)
+        assert ((out.exp() - product(logp).exp()).abs().sum(-1) / 2).max() < 1e-3
+
+
+def test_different_end_tokens_are_one_event():
+    """Two experts end with different tokens: Eq. 2 on tokens goes on, the event stops."""
+    logits = torch.full((3, 1, 1, 8), -4.0)
+    logits[0, ..., 0], logits[1, ..., 6], logits[2, ..., 7] = 6.0, 6.0, 6.0
+    logits[1, ..., 7], logits[2, ..., 6] = -20.0, -20.0
+    logp = logits.log_softmax(-1)
+    stops = ((6, 7), (6,), (7,))
+    assert run(Terminated(Product(), stops, "rule"), logp)[..., 6:].exp().sum() < 0.01
+    for policy in ("owner", "any", "mean"):
+        assert run(Terminated(Product(), stops, policy), logp)[..., 6:].exp().sum() > 0.9
+
+
+def test_the_base_policy_follows_the_base():
+    logp = members(3, 1, 5, 8, seed=4)
+    out = run(Terminated(Product(), ((7,), (7,), (7,)), "base"), logp)
+    torch.testing.assert_close(out[..., 7], logp[0, ..., 7], atol=1e-4, rtol=1e-4)
+
+
+def test_wrong_policies_say_what_is_known():
+    with pytest.raises(ValueError, match=r"unknown termination policy 'never'.*owner"):
+        Terminated(Product(), STOPS, "never")
+    with pytest.raises(ValueError, match="end token"):
+        Terminated(Product(), ((), ()), "owner")
