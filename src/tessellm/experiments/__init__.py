@@ -1,0 +1,1 @@
+"""Experiments: one file each. The library imports none of them."""

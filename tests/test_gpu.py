@@ -1,0 +1,61 @@
+"""On a CUDA device: the same composition as on the CPU, members on several devices, bfloat16. Run: pytest -m gpu"""
+
+import copy
+
+import pytest
+import torch
+
+import tessellm
+
+from test_model import NAMES, family, random_ids
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=[["llama"] * 3, ["gemma2"] * 3, ["qwen2", "gpt2", "llama"]], ids=str)
+def models(request):
+    return family(request.param)
+
+
+def on(models: list, devices: list[str]) -> tessellm.ComposedForCausalLM:
+    moved = [copy.deepcopy(model).to(device) for model, device in zip(models, devices, strict=True)]
+    return tessellm.compose(moved[0], dict(zip(NAMES, moved[1:], strict=False)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("devices", [["cuda"] * 3, ["cuda", "cpu", "cuda"], ["cpu", "cuda", "cpu"]], ids=str)
+def test_equals_the_cpu(models, devices):
+    ids = random_ids()
+    here, there = on(models, ["cpu"] * 3), on(models, devices)
+    logits = there(ids.to(there.device)).logits
+    assert logits.device.type == devices[0]
+    torch.testing.assert_close(logits.cpu(), here(ids).logits, rtol=0, atol=2e-4)
+    options = {"max_new_tokens": 20, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    expected = here.generate(ids, **options)
+    options["attention_mask"] = options["attention_mask"].to(there.device)
+    for more in ({}, {"num_beams": 1, "cache_implementation": "static", "disable_compile": True}):
+        got = there.generate(ids.to(there.device), **options, **more).cpu()
+        assert (got == expected).float().mean() > 0.95  # ties apart
+
+
+@torch.no_grad()
+def test_bfloat16_on_the_device(models):
+    model = on([copy.deepcopy(model).to(torch.bfloat16) for model in models], ["cuda"] * 3)
+    ids = random_ids().cuda()
+    logits = model(ids).logits
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones_like(logits[..., 0]), rtol=0, atol=1e-4)
+    assert model.generate(ids, max_new_tokens=8, num_beams=3, attention_mask=torch.ones_like(ids)).shape[1] <= 32
+
+
+@torch.no_grad()
+def test_moving_keeps_one_copy_of_shared_tensors(models):
+    from tessellm.adapters import share
+    from tessellm.shared_tensors import unique_bytes
+
+    base = copy.deepcopy(models[0])
+    model = tessellm.compose(base, {"one": share(base), "two": share(base)})
+    before = unique_bytes(model.members.values())
+    model.to("cuda")
+    assert unique_bytes(model.members.values()) == before
+    assert model.device.type == "cuda"
