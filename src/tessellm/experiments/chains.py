@@ -59,25 +59,26 @@ class Sequences(NamedTuple):
     output: Tensor  # True from the first marker to the stop
 
 
-def render(instruction_J: Tensor, text_JL: Tensor, chain: Tensor) -> Sequences:
-    """Rows from instructions [..., J], strings [..., J+1, L] (the first is the prompt's) and chain lengths [...]."""
-    lead, steps = instruction_J.shape[:-1], instruction_J.shape[-1]
+def render(instruction_J: Tensor, text_SL: Tensor, chain: Tensor, shown: Tensor | None = None) -> Sequences:
+    """Rows from instructions [..., J], strings [..., S+1, L] (the first is the prompt's) and chain lengths [...]. The
+    stop comes after `shown` steps, after `chain` steps where not given."""
+    steps, body_steps = instruction_J.shape[-1], text_SL.shape[-2] - 1
     device = instruction_J.device
-    width = steps + 1 + LENGTH + steps * (LENGTH + 1) + 1
-    at = torch.arange(width, device=device).expand(*lead, width)
+    width = steps + 1 + LENGTH + body_steps * (LENGTH + 1) + 1
+    at = torch.arange(width, device=device).expand(*instruction_J.shape[:-1], width)
     n = chain[..., None]
+    last = n if shown is None else shown[..., None]
     body = at - n - 1  # 0 is the first letter of the prompt's string
     step = torch.div(body.clamp(min=0), LENGTH + 1, rounding_mode="floor")
     letter = body.clamp(min=0) % (LENGTH + 1)
-    inside = step.clamp(max=steps)
-    flat = text_JL.flatten(-2).gather(-1, inside * LENGTH + letter.clamp(max=LENGTH - 1))
-    tokens = torch.where(letter == LENGTH, torch.where(step == n, STOP, MARKER), flat)
+    inside = step.clamp(max=body_steps) * LENGTH + letter.clamp(max=LENGTH - 1)
+    flat = text_SL.flatten(-2).gather(-1, inside)
+    tokens = torch.where(letter == LENGTH, torch.where(step == last, STOP, MARKER), flat)
     head = instruction_J.gather(-1, at.clamp(max=steps - 1)) + FIRST_INSTRUCTION
     tokens = torch.where(at < n, head, torch.where(at == n, COLON, tokens))
-    end = n + (n + 1) * (LENGTH + 1)  # the stop's position
-    past = at > end
+    past = at > n + (last + 1) * (LENGTH + 1)  # beyond the stop
     step = torch.where((body < 0) | past, 0, step)
-    return Sequences(torch.where(past, PAD, tokens), torch.where(past, 0, step), (body >= LENGTH) & ~past)
+    return Sequences(torch.where(past, PAD, tokens), step, (body >= LENGTH) & ~past)
 
 
 def sample_training(

@@ -1,9 +1,9 @@
 """Letters with one to thirteen experts: perfectly disjoint skills, nothing to stop, and yet Eq. 2 dies.
 
 Position-wise, as in the paper: 27 characters, position t's output is the transformed character t. The base copies;
-expert i replaces one letter by another, thirteen disjoint replacements in all. Every member is trained from scratch
-on strings of 16 characters (in full: 2,000 strings, five times, one an update); the composition must apply all
-replacements at once, at every length from 8 to 31. |log Z| of Eq. 2 announces its collapse.
+expert i replaces one letter by another, thirteen disjoint replacements in all. Every member is a GPT-2 trained from
+scratch on strings of 16 characters (in full: 2,000 strings, five times, one an update); the composition must apply
+all replacements at once, at every length from 8 to 31. |log Z| of Eq. 2 announces its collapse.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from .baselines import DECODING
 from .claims import Claim, Result
 from .intervals import share
 from .skills import default_rule
-from .stacked import Params, Shape, initialise, logits, select, train
+from .stacked import Params, Shape, select, train
+from .stacked_gpt2 import initialise_gpt2, logits_gpt2
 
 CHARACTERS, EXPERTS, TRAINED_LENGTH = 27, 13, 16
 LENGTHS = (8, 12, 16, 20, 24, 28, 31)
@@ -38,9 +40,13 @@ class Schedule:
     epochs: int
     rows: int  # strings an update
     rate: float
+    constant: bool = True
 
 
-SCHEDULES = {"full": Schedule(epochs=5, rows=1, rate=3e-4), "cpu": Schedule(epochs=6, rows=20, rate=3e-3)}
+SCHEDULES = {
+    "full": Schedule(epochs=5, rows=1, rate=3e-4),
+    "cpu": Schedule(epochs=6, rows=20, rate=3e-3, constant=False),
+}
 
 
 def replacements(generator: torch.Generator) -> Tensor:
@@ -81,8 +87,13 @@ def train_letters(
         if step % 1000 == 999 or step == len(updates) - 1:
             log(f"update {step + 1}: mean loss {loss.mean():.2g}, worst {loss.max():.2g}")
 
-    start = initialise(SHAPE, members, generator)
-    return train(start, SHAPE, batch, len(updates), schedule.rate, report, compiled=device == "cuda"), pairs
+    start = initialise_gpt2(SHAPE, members, generator)
+    noisy = partial(logits_gpt2, training=True)
+    compiled = device == "cuda"
+    params = train(
+        start, SHAPE, batch, len(updates), schedule.rate, report, compiled, forward=noisy, constant=schedule.constant
+    )
+    return params, pairs
 
 
 RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -101,7 +112,7 @@ def measure(params: Params, pairs: Tensor, strings: int, log: Callable[[str], No
         for length in LENGTHS:
             generator = torch.Generator(device=device).manual_seed(1000 * s + length)
             text = torch.randint(CHARACTERS, (strings, length), generator=generator, device=device)
-            every = logits(members, SHAPE, text[None].expand(EXPERTS + 1, -1, -1)).log_softmax(-1)
+            every = logits_gpt2(members, SHAPE, text[None].expand(EXPERTS + 1, -1, -1)).log_softmax(-1)
             for experts in range(1, EXPERTS + 1):
                 logp, wanted = every[: experts + 1], target(text, pairs[s, :experts])
                 cell = cells.setdefault((experts, length), dict.fromkeys(RULES, 0))

@@ -75,9 +75,10 @@ def measure(experts: int, vocabulary: int, device: str, repeats: int) -> dict[st
     rule = Evidence()
     _, state = rule(logp[:, :, :65], tokens[:, :65], mask[:, :65], None)
     row, token, real = logp[:, :, 65:].contiguous(), tokens[:, 65:], mask[:, 65:]
+    weights = torch.ones(experts, device=device)
     del logp
     return {
-        "eq2": timed(lambda: product(row), device, repeats),
+        "eq2": timed(lambda: product(row, weights), device, repeats),
         "evidence": timed(lambda: rule(row, token, real, state), device, repeats),
     }
 

@@ -109,7 +109,7 @@ def oracle(logp_MBTV: Tensor, prompts: Prompts) -> Tensor:
 
 
 def first_errors(wrong_BT: Tensor, prompts: Prompts) -> dict[str, int]:
-    """Where sequences first go wrong: at a string's first letter that is no copy, inside it, at a marker, at the stop."""
+    """Where sequences first go wrong: at a first letter that is no copy, inside a string, at a marker, at the stop."""
     bad_B = wrong_BT.any(1)
     at_B = wrong_BT.int().argmax(1) + 1
     rows = torch.arange(len(at_B), device=at_B.device)

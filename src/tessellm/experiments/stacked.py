@@ -114,12 +114,15 @@ def train(
     report: Callable[[int, Tensor], None] | None = None,
     compiled: bool = False,
     dtype: torch.dtype = torch.float32,
+    forward: Callable[..., Tensor] = logits,
+    constant: bool = False,
 ) -> Params:
-    """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters."""
+    """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters.
+    The rate warms up and decays, unless it is `constant`."""
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
 
     def loss_of(params: Params, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        out = logits(params, shape, inputs, dtype)
+        out = forward(params, shape, inputs, dtype)
         nll = functional.cross_entropy(out.flatten(0, 2), targets.flatten(), reduction="none").view(mask.shape)
         return (nll * mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)  # [E]
 
@@ -131,7 +134,7 @@ def train(
     warmup = max(1, steps // 20)
 
     def schedule(step: int) -> float:
-        return min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup)))
+        return 1.0 if constant else min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup)))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, schedule)
     for step in range(steps):

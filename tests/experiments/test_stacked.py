@@ -1,0 +1,39 @@
+"""Stacked members are ordinary models: the same logits as transformers, and training that never mixes them."""
+
+import torch
+
+from tessellm.experiments.stacked import Shape, initialise, logits, select, to_llama, train
+from tessellm.experiments.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
+
+SHAPE = Shape(vocabulary=13, width=32, layers=2, heads=2, context=16)
+
+
+def shaken(params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: p + 0.1 * torch.randn(p.shape, generator=generator) for name, p in params.items()}
+
+
+def test_a_member_is_a_llama():
+    params = shaken(initialise(SHAPE, 3, torch.Generator().manual_seed(0)))
+    tokens = torch.randint(13, (2, 9))
+    with torch.no_grad():
+        alone = to_llama(params, SHAPE, 1)(tokens).logits
+    torch.testing.assert_close(logits(params, SHAPE, tokens.expand(3, -1, -1))[1], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_a_member_is_a_gpt2():
+    params = shaken(initialise_gpt2(SHAPE, 3, torch.Generator().manual_seed(0)))
+    tokens = torch.randint(13, (2, 9))
+    with torch.no_grad():
+        alone = to_gpt2(params, SHAPE, 2)(tokens).logits
+    torch.testing.assert_close(logits_gpt2(params, SHAPE, tokens.expand(3, -1, -1))[2], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_training_together_is_training_alone():
+    start = initialise(SHAPE, 2, torch.Generator().manual_seed(0))
+    text = torch.randint(13, (2, 4, 10), generator=torch.Generator().manual_seed(2))
+    inputs, targets, mask = text[..., :-1], text[..., 1:], torch.ones(2, 4, 9)
+    together = train(start, SHAPE, lambda: (inputs, targets, mask), steps=5, lr=1e-3)
+    alone = train(select(start, [1]), SHAPE, lambda: (inputs[1:], targets[1:], mask[1:]), steps=5, lr=1e-3)
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name][1], value[0], atol=1e-5, rtol=1e-4)
