@@ -194,7 +194,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
         cells = [c for c in table if (c["rule"], c["policy"]) == (rule, policy)]
         right = min(c["ends right"]["share"] for c in cells)
         over = max(c["over-generates"]["share"] for c in cells)
-        wanted = (rule, policy) == ("evidence", "owner")
+        wanted = (rule, policy) == ("evidence", "rule")  # the defaults
         what = f"{rule}, termination {policy}: worst share of outputs that"
         for id_, text, value, target, holds in (
             ("ends", "end where they should", right, "≥ 0.99", right >= 0.99),

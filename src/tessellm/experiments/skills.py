@@ -49,8 +49,8 @@ def recipes(size: str) -> dict[str, Recipe]:
     if size == "cpu":
         shape = Shape(chains.VOCABULARY, 64, 2, 2)
         quick = Recipe(
-            shape, regimes=("aligned", "aware"), skills=(1, 4, 6, 7), steps=2, base_updates=400, base_rows=32,
-            base_rate=3e-3, expert_updates=500, expert_rows=24, expert_rate=3e-3,
+            shape, regimes=("aligned", "aware"), skills=(1, 2, 4, 6), steps=2, base_updates=400, base_rows=32,
+            base_rate=3e-3, expert_updates=1000, expert_rows=24, expert_rate=3e-3,
         )  # fmt: skip
         return {"2 layers, 64 wide": quick}
     fast = {"dtype": torch.bfloat16, "compiled": True}
