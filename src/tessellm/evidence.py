@@ -7,7 +7,8 @@ the base for no reason, and Eq. 2 multiplies all of it. This rule looks at one w
     are the members compatible?   |log Z| of the contested steps, where two experts or more differ from the base
     who may speak?                the experts that predicted what was written since the last agreement (evidence)
     what would an idle expert say?  what most members say: the centre; a base left alone is lost, not right
-    who has something to say?     the trusted claimant whose prediction is the least like anyone else's (novelty)
+    who has something to say?     the trusted claimant whose prediction is the least like anyone else's (novelty), but
+                                  the owner of the last run first, if it has something to say as well
 
 and answers with Eq. 2 over the claimants if they are compatible, else with the distribution of one owner.
 
@@ -34,6 +35,8 @@ AGREED = 0.05  # a token that all members expected within this (nats) ends a run
 SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
 BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
 CAP = 4.0  # one contested step counts at most this much interference (nats)
+STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
+SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
 
 class EvidenceState(NamedTuple):
@@ -53,6 +56,8 @@ class Trace(NamedTuple):
     divergence_BTM: Tensor  # KL(p_m ‖ p_centre), 0 for the base
     novelty_BTM: Tensor  # the least KL(p_m ‖ p_l) over the others
     evidence_BTM: Tensor  # Σ log(p_m + SOFT) over the run
+    leader_BT: Tensor  # the expert that the evidence of the run singles out, 0 if it does not
+    standing_BT: Tensor  # the last run's leader, 0 before there was one
     log_z_BT: Tensor  # of Eq. 2 over the claimants, about the centre
     interference_BT: Tensor  # mean |log Z| over the contested steps of the window
     blended_BT: Tensor  # True where Eq. 2 speaks
@@ -62,6 +67,7 @@ class Rows(NamedTuple):
     """What one row of log-probabilities says by itself."""
 
     centre_BT: Tensor
+    support_BT: Tensor
     divergence_BTM: Tensor
     novelty_BTM: Tensor
     entropy_BTM: Tensor
@@ -83,9 +89,10 @@ def read_rows(logp_MBTV: Tensor) -> Rows:
     entropy_BTM = -(own_BTM + torch.einsum("mbtv,btv->btm", prob_MBTV, safe_MBTV[0]))
 
     index_M = torch.arange(members, device=logp_MBTV.device)
-    alike_BTMM = (-(kl_BTMM + kl_BTMM.mT) / 2).exp()
-    centre_BT = (alike_BTMM.sum(-1) + BASE_FIRST * (index_M == 0)).argmax(-1)
+    alike_BTM = (-(kl_BTMM + kl_BTMM.mT) / 2).exp().sum(-1)
+    centre_BT = (alike_BTM + BASE_FIRST * (index_M == 0)).argmax(-1)
     is_centre_BTM = centre_BT[..., None] == index_M
+    support_BT = (alike_BTM * is_centre_BTM).sum(-1)
     divergence_BTM = (kl_BTMM * is_centre_BTM[..., None, :]).sum(-1) * (index_M > 0)
     loudest_BT1 = divergence_BTM[..., 1:].argmax(-1, keepdim=True) + 1
     claim_BTM = (divergence_BTM > CLAIM) | (index_M == loudest_BT1)
@@ -101,28 +108,31 @@ def read_rows(logp_MBTV: Tensor) -> Rows:
     log_z_BT = score_BTV.logsumexp(-1)
     blend_BTV = score_BTV - log_z_BT[..., None]
     blend_BTV = blend_BTV.masked_fill(blend_BTV < IMPOSSIBLE, -torch.inf)
-    return Rows(centre_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT)
+    return Rows(
+        centre_BT, support_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT
+    )
 
 
 def observe(
     logp_MBTV: Tensor, entropy_BTM: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState
 ) -> tuple[Tensor, Tensor]:
     """What each member's last row said of the token fed: log(p + SOFT) [B, T, M], and whether a run ends there."""
-    last_BT = last_real(mask_BT)
-    inside_BT = last_BT >= 0
     members, vocabulary = logp_MBTV.shape[0], logp_MBTV.shape[-1]
-    at_BT = last_BT.clamp_min(0) * vocabulary + tokens_BT
-    within_BTM = logp_MBTV.flatten(2).gather(-1, at_BT.expand(members, -1, -1)).permute(1, 2, 0)
-    at_BTM = tokens_BT[:, None].expand(-1, members, -1)
-    before_BTM = state.pending_BMV.gather(-1, at_BTM).transpose(1, 2)
-    said_BTM = torch.where(inside_BT[..., None], within_BTM, before_BTM)
-    row_BTM = entropy_BTM.gather(1, last_BT.clamp_min(0)[..., None].expand(-1, -1, members))
-    row_BTM = torch.where(inside_BT[..., None], row_BTM, state.entropy_BM[:, None])
-
+    said_BTM = state.pending_BMV.gather(-1, tokens_BT[:, None].expand(-1, members, -1)).transpose(1, 2)
+    row_BTM = state.entropy_BM[:, None]
+    heard_BT = mask_BT & state.started_B[:, None]
+    if tokens_BT.shape[1] > 1:
+        last_BT = last_real(mask_BT)
+        inside_BT = last_BT >= 0
+        at_BT = last_BT.clamp_min(0) * vocabulary + tokens_BT
+        within_BTM = logp_MBTV.flatten(2).gather(-1, at_BT.expand(members, -1, -1)).permute(1, 2, 0)
+        said_BTM = torch.where(inside_BT[..., None], within_BTM, said_BTM)
+        before_BTM = entropy_BTM.gather(1, last_BT.clamp_min(0)[..., None].expand(-1, -1, members))
+        row_BTM = torch.where(inside_BT[..., None], before_BTM, row_BTM)
+        heard_BT = mask_BT & (inside_BT | state.started_B[:, None])
     credit_BTM = (said_BTM.exp() + SOFT).log()
     agreed_BT = credit_BTM.amax(-1) - credit_BTM.amin(-1) < AGREED
     foreign_BT = (-said_BTM > row_BTM + SURPRISE).all(-1)
-    heard_BT = mask_BT & (inside_BT | state.started_B[:, None])
     return credit_BTM * heard_BT[..., None], (agreed_BT | foreign_BT) & heard_BT
 
 
@@ -137,6 +147,9 @@ def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
     """The last W real positions up to and with each new one: [B, T, W, F]. Padding takes no place."""
     batch, window, features = ring_BWF.shape
     steps = new_BTF.shape[1]
+    if steps == 1:
+        shifted_BWF = torch.cat([ring_BWF[:, 1:], new_BTF], 1)
+        return torch.where(mask_BT[..., None], shifted_BWF, ring_BWF)[:, None]
     count_BT = mask_BT.cumsum(1)
     spare = window + steps  # where padding goes
     slot_BT = torch.where(mask_BT, window - 1 + count_BT, spare)
@@ -186,49 +199,69 @@ class Evidence:
         cost_BT = rows.log_z_BT.abs().clamp_max(CAP) * contested_BT
         new_BTF = torch.cat([credit_BTM, torch.stack([ends_BT.to(credit_BTM.dtype), contested_BT, cost_BT], -1)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
-        evidence_BTM, interference_BT = self.weigh(window_BTWF)
-        speaker_BT, blended_BT = self.choose(rows, evidence_BTM, interference_BT)
+        evidence_BTM, standing_BT, interference_BT = self.weigh(window_BTWF)
+        speaker_BT = self.choose(rows, evidence_BTM, standing_BT)
+        calm_BT = rows.log_z_BT.abs() <= 2 * self.interference
+        blended_BT = calm_BT & (interference_BT <= self.interference)
+        best_BT1, ahead_BT1 = evidence_BTM[..., 1:].max(-1, keepdim=True)
+        rivals_BT = (evidence_BTM[..., 1:] >= best_BT1 - self.trust).sum(-1)
+        leader_BT = (ahead_BT1[..., 0] + 1) * (rivals_BT == 1)
         at_BTV = speaker_BT[None, ..., None].expand(1, *logp_MBTV.shape[1:])
         logp_BTV = torch.where(blended_BT[..., None], rows.blend_BTV, logp_MBTV.gather(0, at_BTV)[0])
         sole_BT = rows.claim_BTM.sum(-1) == 1
         owner_BT = torch.where(blended_BT, rows.claim_BTM.float().argmax(-1) * sole_BT, speaker_BT)
         trace = Trace(
             owner_BT, rows.centre_BT, rows.divergence_BTM, rows.novelty_BTM, evidence_BTM,
-            rows.log_z_BT, interference_BT, blended_BT,
+            leader_BT, standing_BT, rows.log_z_BT, interference_BT, blended_BT,
         )  # fmt: skip
         return logp_BTV, self.advance(logp_MBTV, rows, window_BTWF, mask_BT, state), trace
 
-    def weigh(self, window_BTWF: Tensor) -> tuple[Tensor, Tensor]:
-        """Evidence since the last end of a run, and mean interference. The oldest position's token is not evidence:
-        the row that predicted it lies outside the window."""
+    def weigh(self, window_BTWF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Evidence of the present run, the owner of the last run that had a clear one, and the mean interference. The
+        oldest position's token is not evidence: the row that predicted it lies outside the window."""
         ends_BTW, contested_BTW, cost_BTW = window_BTWF[..., -3:].unbind(-1)
-        after_BTW = ends_BTW.flip(-1).cumsum(-1).flip(-1) == 0
-        evidence_BTM = (window_BTWF[..., 1:, :-3] * after_BTW[..., 1:, None]).sum(-2)
-        return evidence_BTM, cost_BTW.sum(-1) / contested_BTW.sum(-1).clamp_min(1)
+        interference_BT = cost_BTW.sum(-1) / contested_BTW.sum(-1).clamp_min(1)
+        window = window_BTWF.shape[-2]
+        index_W = torch.arange(window, device=window_BTWF.device)
+        sum_BTWM = (window_BTWF[..., :-3] * (index_W > 0)[:, None]).cumsum(-2)
+        last_BTW = torch.where(ends_BTW * index_W > 0, index_W, 0).cummax(-1).values  # where the run before w ended
+        run_BTWM = sum_BTWM - sum_BTWM.gather(-2, last_BTW[..., None].expand_as(sum_BTWM))
+        before_BTWK = torch.nn.functional.pad(run_BTWM[..., 1:], (0, 0, 1, -1))  # as the position before left it
+        best_BTW1, leader_BTW1 = before_BTWK.max(-1, keepdim=True)
+        rivals_BTW = (before_BTWK >= best_BTW1 - self.trust).sum(-1)
+        latest_BT1 = ((ends_BTW > 0) & (rivals_BTW == 1)).mul(index_W).amax(-1, keepdim=True)
+        standing_BT = ((leader_BTW1[..., 0] + 1).gather(-1, latest_BT1) * (latest_BT1 > 0))[..., 0]
+        return run_BTWM[..., -1, :], standing_BT, interference_BT
 
-    def choose(self, rows: Rows, evidence_BTM: Tensor, interference_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The owner, should there be one, and whether Eq. 2 speaks instead."""
+    def choose(self, rows: Rows, evidence_BTM: Tensor, standing_BT: Tensor) -> Tensor:
+        """The owner, should there be one."""
         expert_BTK = evidence_BTM[..., 1:]
         best_BT1, leader_BT1 = expert_BTK.max(-1, keepdim=True)
         trusted_BTK = rows.claim_BTM[..., 1:] & (expert_BTK >= best_BT1 - self.trust)
         novelty_BTK = rows.novelty_BTM[..., 1:].masked_fill(~trusted_BTK, -1)
         most_BT1, novel_BT1 = novelty_BTK.max(-1, keepdim=True)
         speaker_BT = torch.where(most_BT1 < 0, leader_BT1, novel_BT1)[..., 0] + 1
-        compatible_BT = interference_BT <= self.interference
-        return speaker_BT, compatible_BT & (rows.log_z_BT.abs() <= 2 * self.interference)
+        again_BT1 = novelty_BTK.gather(-1, (standing_BT - 1).clamp_min(0)[..., None])
+        stands_BT = (again_BT1 >= STANDING * most_BT1.clamp_min(0))[..., 0] & (rows.support_BT > SUPPORT)
+        return torch.where(stands_BT & (standing_BT > 0), standing_BT, speaker_BT)
 
     def advance(
         self, logp_MBTV: Tensor, rows: Rows, window_BTWF: Tensor, mask_BT: Tensor, state: EvidenceState
     ) -> EvidenceState:
         """The state after the chunk: its last real row, or the old state where there is none."""
-        last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
-        any_B = last_B >= 0
-        at_B = last_B.clamp_min(0)
-        row_B = torch.arange(at_B.shape[0], device=at_B.device)
-        pending_BMV = logp_MBTV[:, row_B, at_B].transpose(0, 1)
+        if mask_BT.shape[1] == 1:
+            any_B = mask_BT[:, 0]
+            pending_BMV, entropy_BM = logp_MBTV[:, :, 0].transpose(0, 1), rows.entropy_BTM[:, 0]
+            ring_BWF = window_BTWF[:, 0]
+        else:
+            last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
+            any_B, at_B = last_B >= 0, last_B.clamp_min(0)
+            row_B = torch.arange(at_B.shape[0], device=at_B.device)
+            pending_BMV = logp_MBTV[:, row_B, at_B].transpose(0, 1)
+            entropy_BM, ring_BWF = rows.entropy_BTM[row_B, at_B], window_BTWF[row_B, at_B]
         return EvidenceState(
             torch.where(any_B[:, None, None], pending_BMV, state.pending_BMV),
-            torch.where(any_B[:, None], rows.entropy_BTM[row_B, at_B], state.entropy_BM),
+            torch.where(any_B[:, None], entropy_BM, state.entropy_BM),
             state.started_B | any_B,
-            torch.where(any_B[:, None, None], window_BTWF[row_B, at_B], state.ring_BWF),
+            torch.where(any_B[:, None, None], ring_BWF, state.ring_BWF),
         )

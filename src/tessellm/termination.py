@@ -5,7 +5,7 @@ events are one event, although their end tokens differ. Except under `rule`, the
 token, and a policy decides its probability h:
 
     rule    nothing is changed: the inner rule sees end tokens as tokens                conservative
-    owner   the h of the member that decides this token; of the rule, where several do  conservative
+    owner   the h of the expert that owns the run; the rule's, where several speak     conservative
     any     the largest h_m among the trusted members                                  not conservative
     mean    the experts' mean h                                                         not conservative
     base    the base's h                                                                not conservative
@@ -62,6 +62,13 @@ def most_divergent(event_MBT: Tensor) -> Tensor:
     stop, go = stop.clamp_min(floor), go.clamp_min(floor)
     divergence_KBT = stop[1:].exp() * (stop[1:] - stop[0]) + go[1:].exp() * (go[1:] - go[0])
     return divergence_KBT.argmax(0) + 1
+
+
+def run_owner(trace: Any) -> Tensor:
+    """Who may end the text: stopping cannot be taken back, so where the members interfere it is the owner of the run,
+    by its evidence or by that of the last run, before anyone who merely has something to say now: [B, T]."""
+    steady_BT = torch.where(trace.leader_BT > 0, trace.leader_BT, trace.standing_BT)
+    return torch.where(trace.blended_BT | (steady_BT == 0), trace.owner_BT, steady_BT)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Terminated:
                 trusted_MBT = evidence_MBT >= evidence_MBT[1:].amax(0) - self.rule.trust
             chosen_BT = event_MBT.masked_fill(~trusted_MBT, -torch.inf).argmax(0)
         else:  # owner
-            owner_BT = most_divergent(event_MBT) if trace is None else trace.owner_BT
+            owner_BT = most_divergent(event_MBT) if trace is None else run_owner(trace)
             several_BT = owner_BT == 0
             chosen_BT = torch.where(several_BT, loudest_BT, owner_BT)
         log_h_BT = event_MBT.gather(0, chosen_BT[None])[0]

@@ -32,8 +32,7 @@ def test_skills_writes_its_claims_and_figure(tmp_path):
 def test_many_experts_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(many_experts, "STRINGS", 4)
     monkeypatch.setattr(many_experts, "LENGTHS", (8, 16, 31))
-    schedule = dataclasses.replace(many_experts.SCHEDULES["cpu"], epochs=1, rows=2)
-    monkeypatch.setitem(many_experts.SCHEDULES, "cpu", schedule)
+    monkeypatch.setattr(many_experts, "SCHEDULE", dataclasses.replace(many_experts.SCHEDULE, epochs=1, rows=2))
     content = many_experts.run(0, tmp_path, "cpu", log=lambda text: None)
     assert len(content["tables"]["letters"]) == 13 * 3
     assert (tmp_path / "many-experts.png").exists()

@@ -2,8 +2,8 @@
 
 Position-wise, as in the paper: 27 characters, position t's output is the transformed character t. The base copies;
 expert i replaces one letter by another, thirteen disjoint replacements in all. Every member is a GPT-2 trained from
-scratch on strings of 16 characters (in full: 2,000 strings, five times, one an update); the composition must apply
-all replacements at once, at every length from 8 to 31. |log Z| of Eq. 2 announces its collapse.
+scratch on 2,000 strings of 16 characters, six times over; the composition must apply all replacements at once, at
+every length from 8 to 31. |log Z| of Eq. 2 announces its collapse.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ class Schedule:
     constant: bool = True
 
 
-SCHEDULES = {
-    "full": Schedule(epochs=5, rows=1, rate=3e-4),
-    "cpu": Schedule(epochs=6, rows=20, rate=3e-3, constant=False),
-}
+SCHEDULE = Schedule(epochs=6, rows=20, rate=3e-3, constant=False)
 
 
 def replacements(generator: torch.Generator) -> Tensor:
@@ -89,10 +86,7 @@ def train_letters(
 
     start = initialise_gpt2(SHAPE, members, generator)
     noisy = partial(logits_gpt2, training=True)
-    compiled = device == "cuda"
-    params = train(
-        start, SHAPE, batch, len(updates), schedule.rate, report, compiled, forward=noisy, constant=schedule.constant
-    )
+    params = train(start, SHAPE, batch, len(updates), schedule.rate, report, forward=noisy, constant=schedule.constant)
     return params, pairs
 
 
@@ -155,7 +149,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
     began = time.monotonic()
     full = size == "full"
     seeds = [seed, seed + 1, seed + 2] if full else [seed]
-    params, pairs = train_letters(seeds, SCHEDULES[size], "cuda" if full else "cpu", log)
+    params, pairs = train_letters(seeds, SCHEDULE, "cuda" if full else "cpu", log)
     table = measure(params, pairs, 2000 if full else 200, log)
     figures = ("many-experts.png",)
     result = Result("many-experts", claims_of(table), seed, size, time.monotonic() - began, figures, {"letters": table})

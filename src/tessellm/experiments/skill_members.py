@@ -27,14 +27,14 @@ class Recipe:
     regimes: tuple[str, ...] = REGIMES
     skills: tuple[int, ...] = chains.ALL_SKILLS
     steps: int = chains.STEPS  # the longest chain in training
-    base_updates: int = 2000
+    base_updates: int = 1200
     base_rows: int = 256
     base_rate: float = 1e-3
-    expert_updates: int = 1500
+    expert_updates: int = 1300
     expert_rows: int = 128
     expert_rate: float = 7e-4
     dtype: torch.dtype = torch.float32
-    compiled: bool = False
+    compiled: bool = False  # the experts' training; the few bases train faster than they compile
 
 
 class Members(NamedTuple):
@@ -67,7 +67,7 @@ def train_members(recipe: Recipe, seeds: list[int], device: str, log: Log) -> Me
     start = initialise(recipe.shape, len(base_own_E), generator)
     bases = train(
         start, recipe.shape, base_batch, recipe.base_updates, recipe.base_rate,
-        lambda step, loss: log(f"bases, update {step + 1}: mean loss {loss.mean():.2g}"), recipe.compiled, recipe.dtype,
+        lambda step, loss: log(f"bases, update {step + 1}: mean loss {loss.mean():.2g}"), dtype=recipe.dtype,
     )  # fmt: skip
     own_E = torch.tensor(recipe.skills, device=device).repeat(len(seeds) * len(regimes))
     regime_E = torch.tensor(regimes, device=device).repeat_interleave(len(recipe.skills)).repeat(len(seeds))
