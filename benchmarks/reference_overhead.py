@@ -1,7 +1,8 @@
 """What the reference path costs beside its members: composed forward against the sum of the members' own.
 
 Three 8-layer, 512-wide Llamas with a vocabulary of 32,000 in float32. A decoding step and a prefill, composed and
-by the members alone, in turns, so that whatever else the machine does falls on both. Writes results/reference-overhead.json.
+by the members alone, in turns, so that whatever else the machine does falls on both.
+Writes results/reference-overhead.json.
 """
 
 from __future__ import annotations

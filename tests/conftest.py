@@ -1,10 +1,10 @@
 """Tiny real members: models with random weights, real tokenizers, real PEFT adapters, saved as folders.
 
-    tiny_tokenizer          64 tokens, one a character; no beginning-of-text token is added
-    make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
-    fine_tune(model, seed)  a copy whose weights moved a little
-    members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
-    cli(*arguments)         the command line in this process: exit code, stdout, stderr
+tiny_tokenizer          64 tokens, one a character; no beginning-of-text token is added
+make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
+fine_tune(model, seed)  a copy whose weights moved a little
+members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
+cli(*arguments)         the command line in this process: exit code, stdout, stderr
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +76,12 @@ def build_model(arch: str = "llama", seed: int = 0, **config: Any) -> PreTrained
         return getattr(transformers, name + suffix)(settings).eval()
 
 
+@torch.no_grad()
+def logits(model: Any, length: int = 12) -> torch.Tensor:
+    """A model's logits on a fixed text."""
+    return model(torch.arange(4, 4 + length)[None]).logits
+
+
 def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.1, only: str = "") -> PreTrainedModel:
     """A fine-tune: a copy whose parameters (those with `only` in their names) moved a little."""
     moved = copy.deepcopy(model)
@@ -99,7 +107,9 @@ def save_lora(base_folder: Path, folder: Path, seed: int = 0, **lora: Any) -> Pa
 
     model = AutoModelForCausalLM.from_pretrained(base_folder)
     settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **lora}
-    peft_model = get_peft_model(model, LoraConfig(**settings))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        peft_model = get_peft_model(model, LoraConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in peft_model.parameters():
@@ -141,6 +151,13 @@ def members_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -
 def own_members(members_dir: Path, tmp_path: Path) -> Path:
     """A copy of the members that a test may change."""
     return Path(shutil.copytree(members_dir, tmp_path / "members"))
+
+
+def press_ctrl_c(*_: object) -> str:
+    """As if someone pressed it now."""
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(10)  # which it interrupts
+    return ""
 
 
 class Ran(NamedTuple):

@@ -13,29 +13,32 @@ A linked folder names its members by hub id and revision, or by a path relative 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig
 
-from . import adapters, sources
-from .compose import assemble, load_members, make_loading
+from . import adapters, files, sources
+from .compose import assemble, load_members, make_loading, place
 from .errors import CheckpointError
-from .files import new_directory
-from .members import Loading, Member, MemberSpec
+from .members import Loading, Member, MemberSpec, load_tokenizer
 from .model import ComposedConfig, ComposedForCausalLM
 from .model_card import model_card
+from .quantized import check_readable
 from .rules import RULES
 from .shared_tensors import store_once
 from .vocabulary import Alignment, Vocabulary
 
-STUB = '''"""Lets AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True) : pip install tessellm"""
+STUB = '''"""Lets `from_pretrained(folder, trust_remote_code=True)` find tessellm, which must be installed."""
 
 from tessellm.model import ComposedConfig, ComposedForCausalLM
 
@@ -59,11 +62,17 @@ NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without 
     "offload_folder": None,
     "max_memory": None,
     "experts_implementation": None,
+    "low_cpu_mem_usage": True,
 }
+OWN_FILES = (  # what a composition's folder may hold; a folder with anything else is never replaced
+    *("config.json", "generation_config.json", "model.safetensors", "modeling_tessellm.py", "README.md"),
+    *("members", "shared", "__pycache__", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "chat_template*", "additional_chat_templates"),
+)
 
 
 def save(
-    model: ComposedForCausalLM, target: str | Path, self_contained: bool = False, max_shard_size: str = "5GB"
+    model: ComposedForCausalLM, target: str | Path, self_contained: bool = False, max_shard_size: str | int = "5GB"
 ) -> None:
     """Write a composition's folder; nothing is seen of it before all of it is written."""
     if model.config.rule["name"] not in RULES:
@@ -72,20 +81,33 @@ def save(
         )
     target = Path(os.path.abspath(Path(target).expanduser()))
     entries = [] if self_contained else [_link(member, target) for member in model.loaded_members]
-    with new_directory(target, is_composition) as folder:
+    check_target(target)
+    with files.new_directory(target, is_composition) as folder:
         if self_contained:
             entries = _store_members(model.loaded_members, folder, max_shard_size)
-        config = ComposedConfig.from_dict(model.config.to_dict())
-        config.members = [{**ours, **theirs} for ours, theirs in zip(config.members, entries, strict=True)]
-        config.architectures = ["ComposedForCausalLM"]
-        config.auto_map = dict(AUTO_MAP)
-        config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
+        _write_config(model, entries, folder)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(folder)
         save_file(_own_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "modeling_tessellm.py").write_text(STUB)
-        (folder / "README.md").write_text(model_card(config, target.name, model.notes), encoding="utf-8")
+        card = model_card(ComposedConfig.from_pretrained(folder), target.name, model.notes)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_config(model: ComposedForCausalLM, entries: list[dict[str, Any]], folder: Path) -> None:
+    config = ComposedConfig.from_dict(model.config.to_dict())
+    config.members = [
+        {key: member[key] for key in ("name", "kind", "weight")} | entry
+        for member, entry in zip(config.members, entries, strict=True)
+    ]
+    config.architectures = ["ComposedForCausalLM"]
+    config.auto_map = dict(AUTO_MAP)
+    config.notes = list(model.notes)
+    config.save_pretrained(folder)
+    generation = copy.deepcopy(model.generation_config)
+    if not generation.do_sample:  # a base may have sampling settings without sampling, which are not saved
+        generation.temperature = generation.top_p = generation.top_k = generation.min_p = None
+    generation.save_pretrained(folder)
 
 
 def is_composition(folder: Path) -> bool:
@@ -95,22 +117,51 @@ def is_composition(folder: Path) -> bool:
         return False
 
 
+def check_target(target: Path) -> None:
+    """Refuse a folder that holds anything but a composition, before any work is done."""
+    files.check_target(target, is_composition)
+    names = [entry.name for entry in target.iterdir()] if target.is_dir() else []
+    foreign = sorted(name for name in names if not any(fnmatch(name, own) for own in OWN_FILES))
+    if foreign:
+        raise CheckpointError(
+            f"{target} holds a composition and also {foreign[0]}, which would be lost. Choose another name, or move it"
+        )
+
+
 def load(path: str | Path, *, config: ComposedConfig | None = None, **options: Any) -> ComposedForCausalLM:
     """Read a composition's folder, or a hub repository that holds one."""
     revision, device_map = options.pop("revision", None), options.pop("device_map", None)
     loading = make_loading(options)
-    source = sources.find(path, "composition", revision, nested=True, **loading.download_options())
+    source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
-    if not is_composition(folder):
-        raise CheckpointError(f"{folder} holds no composition: expected a config.json with model_type 'tessellm'")
-    config = config or ComposedConfig.from_pretrained(folder)
-    specs = {entry["name"]: _member_spec(entry, folder, device_map) for entry in config.members}
-    members = load_members(specs, loading)
+    config = config or _read_config(folder)
+    specs = {entry["name"]: _member_spec(entry, folder, loading) for entry in config.members}
+    members = load_members(place(specs, device_map), loading)
     tensors = _read_own_tensors(folder)
     alignments = {name: _alignment(tensors, name, config.vocab_size) for name in specs}
     vocabulary = Vocabulary(config.vocab_size, alignments, tuple(config.eos_token_id or ()), (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
-    return _finish(model, config, folder, loading)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.tokenizer = load_tokenizer(folder, loading)
+    model.notes = tuple(getattr(config, "notes", model.notes))
+    model.config._name_or_path = model.name_or_path = str(folder)
+    return model
+
+
+def _read_config(folder: Path) -> ComposedConfig:
+    file = folder / "config.json"
+    if is_composition(folder):
+        return ComposedConfig.from_pretrained(folder)
+    try:
+        kind = json.loads(file.read_text()).get("model_type")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no composition: there is no config.json in it") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} is cut off or damaged. Compose again") from error
+    raise CheckpointError(
+        f"{folder} holds no composition but a model of type {kind!r}. Expected a folder written by `tessellm compose`, "
+        "or a recipe"
+    )
 
 
 def load_as_hugging_face(path: str | Path, **options: Any) -> Any:
@@ -121,21 +172,15 @@ def load_as_hugging_face(path: str | Path, **options: Any) -> Any:
         value = options.pop(key, neutral)
         if value not in (neutral, None):
             raise TypeError(f"a composition cannot be loaded with {key}={value!r}")
+    config = options.get("config")
+    if config is not None and config._attn_implementation is not None:
+        options["attn_implementation"] = config._attn_implementation  # where AutoModel puts what it was given
     if "torch_dtype" in options:
         options["dtype"] = options.pop("torch_dtype")
+    if Path(path).is_dir():
+        options.pop("revision", None)  # which Hugging Face libraries pass for folders too
     model = load(path, **options)
     return (model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}) if report else model
-
-
-def _finish(model: ComposedForCausalLM, config: ComposedConfig, folder: Path, loading: Loading) -> ComposedForCausalLM:
-    from transformers import GenerationConfig
-
-    from .members import load_tokenizer
-
-    model.generation_config = GenerationConfig.from_pretrained(folder)
-    model.tokenizer = load_tokenizer(folder, loading)
-    model.config._name_or_path = model.name_or_path = str(folder)
-    return model
 
 
 @dataclass(frozen=True)
@@ -160,27 +205,42 @@ class _Stamp:
 
 
 def _link(member: Member, target: Path) -> dict[str, Any]:
+    """Where a member is, seen from the composition's folder, and how it was loaded."""
     if member.source is None:
         raise CheckpointError(
             f"member {member.name!r} was given as a loaded model, so there is nothing to link to. Save with "
             "self_contained=True, or compose from folders"
         )
+    if target.resolve() in member.source.directory.parents:
+        raise CheckpointError(
+            f"member {member.name!r} is inside {target}, which would be replaced by a link to it. Save self-contained, "
+            "or to another folder"
+        )
+    entry: dict[str, Any] = {}
+    if not member.is_adapter:
+        entry["dtype"] = str(member.model.dtype).removeprefix("torch.")
+    if member.spec.quantization is not None:
+        entry["quantization"] = member.spec.quantization
     if member.source.hub_id is not None:
-        return {"source": member.source.hub_id, "revision": member.source.revision}
-    files = sources.weight_files(member.source.directory)
-    path = Path(os.path.relpath(member.source.directory, target)).as_posix()
-    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(_Stamp.of(files))}
+        return {"source": member.source.hub_id, "revision": member.source.revision, **entry}
+    weights = sources.weight_files(member.source.directory)
+    path = Path(os.path.relpath(member.source.directory, target.resolve())).as_posix()
+    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(_Stamp.of(weights)), **entry}
 
 
-def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str) -> list[dict[str, Any]]:
-    full = {member.name: folder / "members" / member.name for member in members if not member.is_adapter}
+def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> list[dict[str, Any]]:
+    plain = {}
     for member in members:
+        check_readable(member.model, member.name)
+        place = folder / "members" / member.name
         if member.is_adapter:
-            adapters.save_adapter(member.model, folder / "members" / member.name)
-        else:
-            member.model.save_pretrained(full[member.name], max_shard_size=max_shard_size)
-    store_once(full, folder / "shared")
-    return [{"source": f"./members/{member.name}", "revision": None} for member in members]
+            adapters.save_adapter(member.model, place)
+            continue
+        member.model.save_pretrained(place, max_shard_size=max_shard_size)
+        if not getattr(member.model, "is_quantized", False):
+            plain[member.name] = place
+    store_once(plain, folder / "shared", max_shard_size)
+    return [{"source": f"./members/{member.name}"} for member in members]
 
 
 def _own_tensors(model: ComposedForCausalLM) -> dict[str, Tensor]:
@@ -204,31 +264,31 @@ def _alignment(tensors: Mapping[str, Tensor], name: str, size: int) -> Alignment
     return Alignment(tensors.get(f"vocabulary.{name}.member_id"), size, tensors.get(f"vocabulary.{name}.silent"))
 
 
-def _member_spec(entry: Mapping[str, Any], folder: Path, device_map: Any) -> MemberSpec:
+def _member_spec(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
     """Where a member of a saved composition is; refused if it is gone or no longer what it was."""
     name, source = entry["name"], entry.get("source")
     if not source:
         raise CheckpointError(f"{folder / 'config.json'} does not say where member {name!r} is")
-    if source.startswith("."):
-        path = Path(os.path.normpath(folder / source))
-        if not path.is_dir():
-            raise CheckpointError(
-                f"member {name!r} is missing: {folder} links to {path}, which is not there. Move it back, "
-                "or compose again"
-            )
-        files = sources.check_files(path, name)
-        if "stamp" in entry and not _Stamp(**entry["stamp"]).matches(files):
-            raise CheckpointError(
-                f"member {name!r} has changed since it was composed: {path} holds other weights. "
-                "Compose again to take them"
-            )
-        source = str(path)
-    device = device_map.get(name) if isinstance(device_map, Mapping) else device_map
+    as_saved = loading.dtype in (None, "auto")
     return MemberSpec(
-        source,
+        str(_linked_folder(entry, folder)) if source.startswith(".") else source,
         weight=entry["weight"],
         revision=entry.get("revision"),
-        device=device,
+        dtype=entry.get("dtype") if as_saved else None,
         quantization=entry.get("quantization"),
         any_base=True,  # checked when it was composed
     )
+
+
+def _linked_folder(entry: Mapping[str, Any], folder: Path) -> Path:
+    name, path = entry["name"], Path(os.path.normpath(folder / entry["source"]))
+    if not path.is_dir():
+        raise CheckpointError(
+            f"member {name!r} is missing: {folder} links to {path}, which is not there. Move it back, or compose again"
+        )
+    weights = sources.check_files(path, f"member {name!r}")
+    if "stamp" in entry and not _Stamp(**entry["stamp"]).matches(weights):
+        raise CheckpointError(
+            f"member {name!r} has changed since it was composed: {path} holds other weights. Compose again to take them"
+        )
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -17,8 +19,16 @@ from rich.table import Table
 
 from .errors import TessellmError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
 
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe.")]
@@ -51,15 +61,14 @@ def compose(
     json_path: JsonPath = None,
 ) -> None:
     """Make a checkpoint from a recipe."""
-    from .checkpoint import is_composition
-    from .files import check_target
+    from .checkpoint import check_target
     from .recipe import read_recipe
 
-    check_target(directory, is_composition)
+    check_target(directory)
     model = read_recipe(recipe).compose(recipe.parent)
     model.save_pretrained(directory, self_contained=self_contained)
     for note in model.notes:
-        err.print(f"note: {escape(note)}")
+        err.print(f"note: {escape(note)}", soft_wrap=True)
     experts = ", ".join(model.config.member_names[1:])
     out.print(f"composed {escape(experts)} on their base → {escape(str(directory))}", soft_wrap=True)
     _write_json(json_path, {"directory": str(directory), "members": model.config.members, "notes": model.notes})
@@ -71,22 +80,25 @@ def inspect(model: ModelPath, device: Device = None, json_path: JsonPath = None)
     from .inspection import inspect_model
 
     report = inspect_model(_load(model, device, None))
-    table = Table("member", "kind", "weight", "architecture", "parameters", "own bytes", "context", "source")
+    table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
     for row in report["members"]:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+        shown = {**row, "parameters": f"{row['parameters']:,}", "added_bytes": _size(row["added_bytes"])}
+        table.add_row(*(escape(str(value)) for key, value in shown.items() if key != "source"))
     out.print(table)
+    for row in report["members"]:
+        out.print(f"{row['name']}: {row['source']}", soft_wrap=True, markup=False)
     rule = report["rule"]
+    parameters = "".join(f", {key} = {value}" for key, value in rule["parameters"].items())
     out.print(
-        f"rule: {rule['name']}  {rule['parameters'] or ''}  ({rule['summary']}; {rule['reference']})",
+        f"rule: {rule['name']}{parameters} ({rule['summary']}; {rule['reference']})", soft_wrap=True, markup=False
+    )
+    out.print(
+        f"vocabulary: {report['vocab_size']} tokens; context: {report['context']} tokens; "
+        f"ends with: {', '.join(report['end_tokens']) or 'nothing'}",
         soft_wrap=True,
+        markup=False,
     )
-    out.print(
-        f"vocabulary: {report['vocab_size']} tokens   context: {report['context']}   ends with: {report['end_tokens']}"
-    )
-    out.print(
-        f"memory: {report['bytes'] / 2**20:.1f} MiB for all members; "
-        f"sharing tensors saves {report['shared_bytes'] / 2**20:.1f} MiB"
-    )
+    out.print(f"memory: {_size(report['bytes'])} for all members; sharing saves {_size(report['shared_bytes'])}")
     for note in report["notes"]:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     _write_json(json_path, report)
@@ -132,27 +144,32 @@ def generate(
 def tune(
     model: ModelPath,
     development: Annotated[
-        Path, typer.Argument(metavar="DEV", help="Texts: .jsonl with a key text, or lines of text.")
+        Path,
+        typer.Argument(metavar="DEV", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
     ],
     save: Annotated[Path | None, typer.Option(help="Save the composition with the new weights here.")] = None,
+    self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the texts kept to judge by.")] = 0.25,
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
     """Find the experts' weights from a development set, by likelihood."""
-    from .generation import encode_texts, read_texts
+    from .checkpoint import check_target
+    from .generation import encode_examples, read_examples
     from .tune import tune as find_weights
 
-    texts = read_texts(development, "text")
+    if save is not None:
+        check_target(save)
+    examples = read_examples(development)
     composition = _load(model, device, dtype)
-    ids = encode_texts(composition, texts)
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("scoring", total=len(ids))
+    texts = encode_examples(composition, examples)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("scoring", total=len(texts))
         tuning = find_weights(
-            composition, ids, held_out, progress=lambda done, total: progress.update(task, completed=done)
+            composition, texts, held_out, progress=lambda done, total: progress.update(task, completed=done)
         )
-    table = Table("expert", "weight before", "weight after")
+    table = Table("expert", "weight before", "weight after", **PLAIN)
     for name, before in zip(tuning.weights, composition.config.weights, strict=True):
         table.add_row(name, f"{before:.3f}", f"{tuning.weights[name]:.3f}")
     out.print(table)
@@ -161,9 +178,11 @@ def tune(
         out.print(
             f"held out: {tuning.held_out_before:.4f} → {tuning.held_out_after:.4f} on {tuning.held_out_tokens} tokens"
         )
+    if tuning.texts_left_out:
+        err.print(f"note: {tuning.texts_left_out} texts were left out: shorter than two tokens, or past the memory")
     if save is not None:
         composition.set_rule(weights=list(tuning.weights.values()))
-        composition.save_pretrained(save, self_contained=True)
+        composition.save_pretrained(save, self_contained=self_contained)
         out.print(f"saved with these weights → {escape(str(save))}", soft_wrap=True)
     _write_json(json_path, asdict(tuning))
 
@@ -174,6 +193,14 @@ def _load(model: str, device: str | None, dtype: str | None) -> Any:
     return load_model(model, device, dtype)
 
 
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
 def _write_json(path: Path | None, content: Any) -> None:
     from .files import write_text
 
@@ -181,9 +208,22 @@ def _write_json(path: Path | None, content: Any) -> None:
         write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def _be_quiet() -> None:
+    """No progress bars of the libraries' where nobody watches, and none of their warnings: errors are ours to word."""
+    import huggingface_hub.utils
+    import transformers.utils.logging
+
+    transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+        huggingface_hub.utils.disable_progress_bars()
+
+
 def main() -> None:
     """The entry point: errors of ours become one message and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _be_quiet()
     try:
         app()
     except TessellmError as error:

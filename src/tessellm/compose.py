@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
 from .model import ComposedConfig, ComposedForCausalLM
-from .rules import RULES, Rule, describe_rule
+from .rules import RULES, Rule, describe_rule, make_rule
 from .shared_tensors import share_identical
 from .vocabulary import Speaker, Vocabulary, agree
 
@@ -40,6 +42,8 @@ def compose(
     how members are loaded.
     """
     specs = member_specs(base, experts, weights, device_map)
+    rule_entry(rule)  # what is wrong with it should show before anything is loaded
+    check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     return assemble(members, rule, termination)
 
@@ -52,18 +56,34 @@ def member_specs(
         raise RecipeError("a composition needs at least one expert: expected a mapping from names to members")
     for name in experts:
         check_name(name)
-    specs = {"base": MemberSpec.of(base), **{name: MemberSpec.of(member) for name, member in experts.items()}}
+    specs = {"base": member_spec("base", base), **{name: member_spec(name, expert) for name, expert in experts.items()}}
+    if not isinstance(weights, Mapping | None):
+        raise RecipeError(f"weights are a mapping from experts to numbers; got {type(weights).__name__}")
     for name, weight in (weights or {}).items():
         if name not in experts:
             raise RecipeError(f"there is a weight for {name!r}, but no such expert; {nearest(name, experts)}")
-        specs[name] = MemberSpec(**{**vars(specs[name]), "weight": weight})
-    devices = device_map if isinstance(device_map, Mapping) else dict.fromkeys(specs, device_map)
-    for name, device in devices.items():
-        if name not in specs:
+        specs[name] = member_spec(name, specs[name], weight=weight)
+    return place(specs, device_map)
+
+
+def member_spec(name: str, member: Any, **changes: Any) -> MemberSpec:
+    """What was said of one member; what is wrong with it is said with its name."""
+    try:
+        return replace(MemberSpec.of(member), **changes)
+    except MemberError as error:
+        raise MemberError(f"member {name!r}: {error}") from error
+
+
+def place(specs: dict[str, MemberSpec], device_map: Any) -> dict[str, MemberSpec]:
+    """Put members where `device_map` says: one device for all, or one a name; the name "" stands for the others."""
+    devices = device_map if isinstance(device_map, Mapping) else {"": device_map}
+    for name in devices:
+        if name not in specs and name != "":
             raise RecipeError(f"device_map names {name!r}, but there is no such member; {nearest(name, specs)}")
-        if specs[name].device is None:
-            specs[name] = MemberSpec(**{**vars(specs[name]), "device": device})
-    return specs
+    return {
+        name: spec if spec.device is not None else replace(spec, device=devices.get(name, devices.get("")))
+        for name, spec in specs.items()
+    }
 
 
 def make_loading(options: Mapping[str, Any]) -> Loading:
@@ -84,7 +104,7 @@ def load_members(
         member = load_member(name, spec, members[0] if members else None, loading)
         _check_forward(member)
         if tokenizer is not None and member.tokenizer is None:
-            member = Member(**{**vars(member), "tokenizer": tokenizer})
+            member = replace(member, tokenizer=tokenizer)
         if members and member.source is not None and not member.is_adapter:
             share_identical(members[0].model, member.model)
         members.append(member)
@@ -98,20 +118,19 @@ def assemble(
     vocabulary: Vocabulary | None = None,
 ) -> ComposedForCausalLM:
     """Loaded members, made one model."""
-    if termination not in TERMINATIONS:
-        raise RecipeError(f"unknown termination {termination!r}; {nearest(termination, TERMINATIONS)}")
+    check_termination(termination)
     vocabulary = vocabulary or agree([_speaker(member) for member in members])
-    contexts = [_text_config(member).max_position_embeddings for member in members]
+    contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(
         members=[describe(member) for member in members],
         rule=rule_entry(rule),
         termination=termination,
         vocab_size=vocabulary.size,
-        max_position_embeddings=min(contexts),
+        max_position_embeddings=min((context for context in contexts if context), default=0),
         num_hidden_layers=sum(_text_config(member).num_hidden_layers for member in members),
         eos_token_id=list(vocabulary.end_ids) or None,
-        bos_token_id=members[0].model.config.bos_token_id,
-        pad_token_id=members[0].model.config.pad_token_id,
+        bos_token_id=getattr(_text_config(members[0]), "bos_token_id", None),
+        pad_token_id=getattr(_text_config(members[0]), "pad_token_id", None),
         dtype=members[0].model.dtype,
     )
     own_rule = None if isinstance(rule, str | Mapping) else rule
@@ -121,6 +140,11 @@ def assemble(
     model.notes = tuple(note for member in members for note in member.notes) + vocabulary.notes
     model.tokenizer = _tokenizer(members, vocabulary)
     return model
+
+
+def check_termination(termination: str) -> None:
+    if termination not in TERMINATIONS:
+        raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), TERMINATIONS)}")
 
 
 def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
@@ -137,6 +161,10 @@ def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
         if key not in known | {"name"}:
             hint = nearest(key, known) if known else "it has none"
             raise RecipeError(f"unknown parameter {key!r} of the rule {name!r}; {hint}")
+    try:
+        make_rule(name, **{key: value for key, value in rule.items() if key != "name"})
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"the rule {name!r} cannot be made: {error}") from error
     return dict(rule)
 
 
@@ -147,12 +175,12 @@ def describe(member: Member) -> dict[str, Any]:
     if member.source is not None:
         entry["source"] = member.source.hub_id or str(member.source.directory)
         entry["revision"] = member.source.revision
-    if member.spec.quantization:
-        entry["quantization"] = member.spec.quantization
     return entry
 
 
 def _check_forward(member: Member) -> None:
+    if isinstance(member.model, ComposedForCausalLM):
+        raise MemberError(f"member {member.name!r} is itself a composition. List its members instead")
     wanted = {"input_ids", "past_key_values", "logits_to_keep"}
     missing = wanted - set(inspect.signature(member.model.forward).parameters)
     if missing or member.model.config.is_encoder_decoder:
@@ -161,6 +189,11 @@ def _check_forward(member: Member) -> None:
             f"member {member.name!r}: {type(member.model).__name__} cannot be composed: it is no decoder-only "
             f"language model with a key-value cache{lacking}"
         )
+
+
+def context_of(model: Any) -> int:
+    """How many tokens a model can read; 0 where it does not say."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
 
 
 def _text_config(member: Member) -> Any:
@@ -173,8 +206,10 @@ def _speaker(member: Member) -> Speaker:
 
 def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedTokenizerBase | None:
     tokenizer = next((member.tokenizer for member in members if member.tokenizer is not None), None)
-    if tokenizer is not None and vocabulary.chat_template is not None:
-        tokenizer.chat_template = vocabulary.chat_template
+    if tokenizer is None or vocabulary.chat_template in (None, tokenizer.chat_template):
+        return tokenizer
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = vocabulary.chat_template
     return tokenizer
 
 

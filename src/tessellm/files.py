@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from .errors import CheckpointError
 
@@ -19,53 +21,93 @@ def new_directory(target: Path, replaceable: Callable[[Path], bool]) -> Iterator
     """
     target = Path(os.path.abspath(target))
     check_target(target, replaceable)
-    _remove_leftovers(target)
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    made = [folder for folder in target.parents if not folder.exists()]
     try:
         scratch.mkdir(parents=True)
+        _clear_leftovers(target)
         yield scratch
+        _make_readable(scratch)
         _swap(scratch, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"{target} could not be written: {error.strerror or error}. Nothing was changed"
-        ) from error
+    except (OSError, SafetensorError) as error:  # safetensors raises its own, when the disk is full
+        raise CheckpointError(f"{target} could not be written: {_reason(error)}. Nothing was changed") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if not target.exists():
+            _remove_empty(made)
 
 
 def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
-    """Refuse a target that holds something else, before any work is done."""
+    """Refuse a target that holds something else or cannot be written, before any work is done."""
     if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or replaceable(target))):
-        raise CheckpointError(
-            f"{target} exists and is not a composition that could be replaced. Choose another name, or remove it first"
-        )
+        what = "holds something else" if target.is_dir() else "is a file"
+        raise CheckpointError(f"{target} exists and {what}. Choose another name, or remove it")
+    parent = next(folder for folder in Path(os.path.abspath(target)).parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = "that is a file" if not parent.is_dir() else "that folder may not be written to"
+        raise CheckpointError(f"{target} cannot be made in {parent}: {why}. Choose another place")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {_reason(error)}") from error
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _make_readable(folder: Path) -> None:
+    """Give every file the usual permissions; safetensors makes files that only their owner can read."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~umask)
 
 
 def _swap(scratch: Path, target: Path) -> None:
     old = target.parent / f".{target.name}.{os.getpid()}.old.tmp"
     if target.exists():
         target.rename(old)
-    scratch.rename(target)
+    try:
+        scratch.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_leftovers(target: Path) -> None:
-    """What killed processes left behind."""
+def _clear_leftovers(target: Path) -> None:
+    """What killed processes left behind: half-written folders go, a folder that was being replaced comes back."""
     for leftover in target.parent.glob(f".{target.name}.*.tmp"):
         owner = leftover.name.removeprefix(f".{target.name}.").split(".")[0]
-        if owner.isdigit() and int(owner) != os.getpid() and not _is_running(int(owner)):
+        if not owner.isdigit() or _is_running(int(owner)):
+            continue
+        if leftover.name.endswith(".old.tmp") and not target.exists():
+            leftover.rename(target)
+        else:
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
 
 
 def _is_running(process: int) -> bool:

@@ -50,23 +50,45 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 
 def read_texts(path: Path, key: str) -> list[str]:
-    """Texts from JSON lines with that key (or plain strings), or from the lines of any other file."""
+    """Texts from a JSON list or JSON lines (of strings, or with that key), or from the lines of any other file."""
+    return [_text_of(entry, key, where) for where, entry in _entries(path)]
+
+
+def read_examples(path: Path) -> list[tuple[str, str]]:
+    """Pairs of a prompt, which may be empty, and the text that should follow it."""
+    return [
+        (_text_of(entry, "prompt", where) if isinstance(entry, dict) and "prompt" in entry else "", text)
+        for (where, entry), text in zip(_entries(path), read_texts(path, "text"), strict=True)
+    ]
+
+
+def _entries(path: Path) -> list[tuple[str, Any]]:
+    """Where in the file, and what is there: JSON, or text."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
         ) from error
-    if path.suffix not in (".jsonl", ".json"):
-        return [line for line in lines if line.strip()]
-    return [_text_of(line, key, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if path.suffix == ".json":
+        entries = _parse(content, str(path))
+        if not isinstance(entries, list):
+            raise PromptError(f"{path}: expected a list; got {type(entries).__name__}")
+        return [(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
+    lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if path.suffix == ".jsonl":
+        return [(where, _parse(line, where)) for where, line in lines]
+    return [(where, line.removesuffix("\r")) for where, line in lines]
 
 
-def _text_of(line: str, key: str, where: str) -> str:
+def _parse(text: str, where: str) -> Any:
     try:
-        entry = json.loads(line)
+        return json.loads(text)
     except ValueError as error:
         raise PromptError(f"{where}: no valid JSON ({error})") from error
+
+
+def _text_of(entry: Any, key: str, where: str) -> str:
     text = entry.get(key) if isinstance(entry, dict) else entry
     if not isinstance(text, str):
         raise PromptError(f'{where}: expected {{"{key}": "…"}} or a string')
@@ -79,14 +101,16 @@ def tokenizer_of(model: ComposedForCausalLM) -> Any:
     return model.tokenizer
 
 
-def encode_texts(model: ComposedForCausalLM, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts, none longer than the members' context."""
+def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+    """Token ids of a prompt and its text, none longer than the members' context, and how many are the prompt's."""
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    for number, row in enumerate(ids, 1):
-        if len(row) > limit:
+    encoded = []
+    for number, (prompt, text) in enumerate(examples, 1):
+        row = tokenizer(prompt + text)["input_ids"]
+        if limit and len(row) > limit:
             raise PromptError(f"text {number} has {len(row)} tokens; the members' shortest context is {limit}")
-    return ids
+        encoded.append((row, len(tokenizer(prompt)["input_ids"]) if prompt else 0))
+    return encoded
 
 
 def generate_texts(
@@ -102,7 +126,7 @@ def generate_texts(
     rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
     _check_lengths(model, rows, request.max_new_tokens)
     set_seed(request.seed)
-    streamer = _Streamer(tokenizer, stream) if stream is not None else None
+    streamer = _Streamer(tokenizer, stream, request.stop) if stream is not None else None
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         ids_BT, mask_BT = _left_padded(part, model)
@@ -148,7 +172,7 @@ def _check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], ne
     for number, row in enumerate(rows, 1):
         if not row:
             raise PromptError(f"prompt {number} is empty, and the tokenizer adds no beginning-of-text token")
-        if len(row) + new > limit:
+        if limit and len(row) + new > limit:
             raise PromptError(
                 f"prompt {number} has {len(row)} tokens and up to {new} more were asked for, but the shortest context "
                 f"among the members is {limit}. Shorten it, or lower --max-new-tokens"
@@ -164,21 +188,38 @@ def _chat(tokenizer: Any, prompt: str) -> str:
 
 
 def _finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:
-    ends = set(model.generation_config.eos_token_id or ())
+    ends = set(model.config.eos_token_id or ())
     length = next((t for t, token in enumerate(new_T) if token in ends), None)
     kept = new_T if length is None else new_T[:length]
     text = tokenizer_of(model).decode(kept, skip_special_tokens=True)
-    cuts = [text.find(stop) for stop in request.stop if stop in text]
-    reason = "stop" if length is not None or cuts else "length"
-    return Generated(prompt, text[: min(cuts)] if cuts else text, len(kept), reason)
+    cut = stop_position(text, request.stop)
+    if cut is not None:
+        while kept and kept[-1] == _pad_id(model):  # other prompts of the batch went on
+            kept.pop()
+    return Generated(prompt, text[:cut], len(kept), "stop" if length is not None or cut is not None else "length")
+
+
+def stop_position(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop text begins."""
+    return min((text.find(stop) for stop in stops if stop in text), default=None)
 
 
 class _Streamer(TextStreamer):
-    """Tokens as they come, to any stream."""
+    """Text as it comes, to any stream, up to the first stop text."""
 
-    def __init__(self, tokenizer: Any, stream: TextIO):
+    def __init__(self, tokenizer: Any, stream: TextIO, stops: Sequence[str]):
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.stream = stream
+        self.stream, self.stops, self.text, self.shown = stream, stops, "", 0
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        print(text, end="\n" if stream_end else "", flush=True, file=self.stream)
+        self.text += text
+        cut = stop_position(self.text, self.stops)
+        if cut is None:
+            cut = len(self.text) - (0 if stream_end else self._held_back())
+        print(self.text[self.shown : cut], end="\n" if stream_end else "", flush=True, file=self.stream)
+        self.shown = max(self.shown, cut)
+
+    def _held_back(self) -> int:
+        """How many characters at the end may be the beginning of a stop text."""
+        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
+        return max((len(start) for start in starts if self.text.endswith(start)), default=0)

@@ -5,28 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .checkpoint import load
-from .errors import RecipeError
+from .compose import context_of
 from .model import ComposedForCausalLM
 from .rules import RULES
 from .shared_tensors import unique_bytes
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def load_model(path: str, device: str | None = None, dtype: str | None = None) -> ComposedForCausalLM:
     """A composition from its folder or hub id, or from a recipe."""
-    if dtype is not None and dtype not in DTYPES:
-        raise RecipeError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         from .recipe import read_recipe
 
         changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
         return read_recipe(Path(path)).model_copy(update=changes).compose(Path(path).parent)
-    options: dict[str, Any] = {"dtype": DTYPES[dtype]} if dtype else {}
-    return load(path, device_map=device, **options)
+    return load(path, device_map=device, dtype=dtype or "auto")
 
 
 def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
@@ -55,16 +48,16 @@ def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
 def _member_row(model: ComposedForCausalLM, number: int) -> dict[str, Any]:
     entry = model.config.members[number]
     member: Any = model.members[entry["name"]]
-    others = [module for name, module in model.members.items() if name != entry["name"]]
-    own = unique_bytes(model.members.values()) - unique_bytes(others)
+    upto = list(model.members.values())[: number + 1]
     return {
         "name": entry["name"],
         "kind": entry["kind"],
         "weight": f"{entry['weight']:g}" if number else "",
         "architecture": type(member).__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel"),
         "parameters": sum(parameter.numel() for parameter in member.parameters()),
-        "own_bytes": own,
-        "context": member.config.get_text_config(decoder=True).max_position_embeddings,
+        "added_bytes": unique_bytes(upto) - unique_bytes(upto[:-1]),  # shared tensors count for the first who has them
+        "dtype": str(member.dtype).removeprefix("torch."),
+        "context": context_of(member),
         "source": entry.get("source") or "(loaded model)",
     }
 

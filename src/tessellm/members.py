@@ -14,15 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import adapters, sources
 from .errors import MemberError, nearest
+from .quantized import QUANTIZATIONS, quantization_config
 from .sources import Source
 
 MEMBER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")
-QUANTIZATIONS = ("bnb-4bit", "bnb-8bit", "torchao-int8", "torchao-int4")
+UNLOADABLE = (  # what transformers raises when a folder's files are not what they should be
+    *(AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError),
+    SafetensorError,
+)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
+    """A dtype by its name."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise MemberError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+    return getattr(torch, dtype)
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,10 @@ class MemberSpec:
     any_base: bool = False  # take an adapter although its config names another base
 
     def __post_init__(self) -> None:
-        if not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
+        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
             raise MemberError(f"a weight must be a finite number; got {self.weight!r}")
+        if isinstance(self.dtype, str) and self.dtype != "auto":
+            dtype_of(self.dtype)
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise MemberError(
                 f"unknown quantization {self.quantization!r}; {nearest(self.quantization, QUANTIZATIONS)}"
@@ -75,8 +92,11 @@ class Loading:
     token: str | None = None
     cache_dir: str | None = None
     local_files_only: bool = False
-    low_cpu_mem_usage: bool | None = None
     quantization_config: Any = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, "auto"):
+            dtype_of(self.dtype)
 
     def download_options(self) -> dict[str, Any]:
         return {
@@ -132,33 +152,54 @@ def load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loadi
 def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
     if isinstance(spec.source, nn.Module):
         return _take_loaded(name, spec, spec.source, base)
-    source = sources.find(spec.source, name, spec.revision, **loading.download_options())
-    sources.check_files(source.directory, name)
-    tokenizer = load_tokenizer(source.directory, loading)
+    source = sources.find(spec.source, f"member {name!r}", spec.revision, **loading.download_options())
+    sources.check_files(source.directory, f"member {name!r}")
     if not source.is_adapter:
         model = _load_full(name, spec, source, loading)
-        return Member(name, model, spec, source, tokenizer=tokenizer)
+        return Member(name, model, spec, source, tokenizer=load_tokenizer(source.directory, loading))
     if base is None:
         raise MemberError(
             f"the base cannot be an adapter: {source.directory} holds adapter_config.json. "
             "Give the model that it adapts"
         )
+    _check_same_as_base(name, spec, base)
     model, is_full, note = adapters.load_adapter(source, name, base.model, base.source, spec.any_base)
-    tokenizer = tokenizer or base.tokenizer
+    tokenizer = load_tokenizer(source.directory, loading) or base.tokenizer
     return Member(name, model, spec, source, not is_full, tokenizer, (note,) if note else ())
 
 
+def _check_same_as_base(name: str, spec: MemberSpec, base: Member) -> None:
+    """An adapter runs inside its base: where the base is, and as it was loaded."""
+    if spec.dtype not in (None, "auto") and dtype_of(spec.dtype) != base.model.dtype:
+        raise MemberError(
+            f"member {name!r} is an adapter and runs in its base's dtype, {base.model.dtype}; it cannot have the "
+            f"dtype {spec.dtype}. Set the base's, or leave it out"
+        )
+    if spec.quantization is not None:
+        raise MemberError(f"member {name!r} is an adapter; quantize the base that it runs in, and it will share that")
+    if spec.device is not None and spec.device != base.spec.device:
+        raise MemberError(
+            f"member {name!r} is an adapter and runs where its base is ({base.spec.device or base.model.device}); it "
+            f"cannot be put on {spec.device}"
+        )
+
+
 def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -> Member:
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):  # a PeftModel
-        if base is None:
-            raise MemberError(
-                "the base cannot be a PeftModel; give the model that it adapts: peft_model.get_base_model()"
-            )
+    """A member from a model in memory. The composition gets modules of its own around the same tensors."""
+    given = [key for key in ("revision", "dtype", "quantization") if getattr(spec, key) is not None]
+    if given:
+        raise MemberError(f"member {name!r} is a loaded model; {given[0]} cannot be set any more. Leave it out")
+    is_peft_model = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    if is_peft_model and base is not None:
         adapted, is_full, note = adapters.adapt_loaded(model, name, base.model)
         return Member(name, adapted, spec, None, not is_full, base.tokenizer, (note,) if note else ())
+    if is_peft_model:
+        model = model.get_base_model()
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise MemberError(f"member {name!r}: expected a causal language model; got {type(model).__name__}")
-    return Member(name, model, spec, None)
+    if base is not None and adapters.has_adapters(model):
+        raise MemberError(f"member {name!r}: an adapter is inside this model. Give the PeftModel, or its folder")
+    return Member(name, adapters.without_adapters(model, name), spec, None)
 
 
 def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) -> PreTrainedModel:
@@ -166,8 +207,7 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
         "dtype": spec.dtype or loading.dtype,
         "device_map": spec.device,
         "attn_implementation": loading.attn_implementation,
-        "quantization_config": _quantization(spec.quantization) or loading.quantization_config,
-        "low_cpu_mem_usage": loading.low_cpu_mem_usage,
+        "quantization_config": quantization_config(spec.quantization) or loading.quantization_config,
     }
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
@@ -178,10 +218,10 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
             output_loading_info=True,
             **{key: value for key, value in options.items() if value is not None},
         )
-    except (ImportError, ValueError, OSError, RuntimeError, KeyError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise MemberError(f"member {name!r}: {source.directory} cannot be loaded: {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except UNLOADABLE as error:
+        raise MemberError(f"member {name!r}: {source.directory} cannot be loaded: {_in_one_line(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise MemberError(
@@ -191,16 +231,9 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
     return model.eval()
 
 
-def _quantization(kind: str | None) -> Any:
-    if kind is None:
-        return None
-    from transformers import BitsAndBytesConfig, TorchAoConfig
-
-    if kind.startswith("bnb"):
-        return BitsAndBytesConfig(load_in_4bit=kind == "bnb-4bit", load_in_8bit=kind == "bnb-8bit")
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig() if kind == "torchao-int8" else Int4WeightOnlyConfig())
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else text[:400] + "…"
 
 
 def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
@@ -217,5 +250,5 @@ def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase
         return None
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=loading.trust_remote_code)
-    except (ValueError, OSError, KeyError, ImportError) as error:
-        raise MemberError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
+    except UNLOADABLE as error:
+        raise MemberError(f"the tokenizer in {directory} cannot be loaded: {_in_one_line(error)}") from error

@@ -95,7 +95,9 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         self.members = nn.ModuleDict(members)
         identity = Alignment(None, config.vocab_size)
         self.alignments = {name: (alignments or {}).get(name, identity) for name in members}
-        self.hf_device_map = {name: str(member.device) for name, member in members.items()}
+        devices = {name: str(member.device) for name, member in members.items()}
+        if len(set(devices.values())) > 1 or any(hasattr(member, "hf_device_map") for member in members.values()):
+            self.hf_device_map = devices  # tells Hugging Face libraries not to move the model
         self.set_rule(rule or config.rule, config.weights)
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()

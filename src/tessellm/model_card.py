@@ -19,11 +19,13 @@ def model_card(config: ComposedConfig, name: str, notes: Sequence[str]) -> str:
     parameters = "".join(f", {key} = {value}" for key, value in rule.items() if key != "name")
     entry = RULES[rule["name"]]
     remarks = "\n".join(f"- {note}" for note in notes)
+    hub_ids = [member["source"] for member in config.members if member.get("revision")]
+    base_model = f"base_model: [{', '.join(hub_ids)}]\n" if hub_ids else ""
     return f"""---
 library_name: tessellm
 pipeline_tag: text-generation
 tags: [tessellm, model-composition]
----
+{base_model}---
 
 # {name}
 

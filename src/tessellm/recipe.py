@@ -9,12 +9,14 @@
     dtype: bfloat16
     device_map: {base: "cuda:0", math: "cuda:1", coding: "cuda:1"}
 
-Paths that begin with a dot are relative to the recipe. Unknown keys are errors that name the nearest known key.
+Paths that begin with a dot are relative to the recipe, other paths to the folder one is in. Unknown keys are
+errors that name the nearest known key.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from .model import ComposedForCausalLM
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class MemberEntry(_Strict):
@@ -43,7 +45,7 @@ class MemberEntry(_Strict):
     any_base: bool = False
 
     def arguments(self, folder: Path) -> dict[str, Any]:
-        source = str(folder / self.source) if self.source.startswith(".") else self.source
+        source = os.path.abspath(folder / self.source) if self.source.startswith(".") else self.source
         return {**self.model_dump(), "source": source}
 
 
@@ -94,33 +96,71 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
         ) from error
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{path} is no valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
+        content = _parse(text, kind)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is no valid {kind}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: expected a mapping with the keys base and experts; got {_kind(content)}")
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise RecipeError(f"{path}: " + "; ".join(_explain(problem) for problem in error.errors())) from error
+        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")  # misspelt keys first
+        problems = dict.fromkeys(_explain(problem) for problem in found)
+        raise RecipeError(f"{path}: " + "; ".join(problems)) from error
+
+
+def _parse(text: str, kind: str) -> Any:
+    if kind == "YAML":
+        return yaml.load(text, Loader=_UniqueKeys)
+    return json.loads(text, object_pairs_hook=_unique_pairs)
+
+
+EXPECTED = {  # by the last known key of where a problem is
+    "base": "a hub id, a folder, or a mapping with the key source",
+    "experts": "a mapping from names to hub ids, folders or mappings with the key source, at least one",
+    "source": "a hub id or a folder",
+    "weight": "a finite number",
+    "rule": "a rule's name, or a mapping with the key name and its parameters",
+    "device_map": "a device, or a mapping from members to devices",
+    "device": "a device, such as cpu or cuda:1",
+    "any_base": "true or false",
+    "trust_remote_code": "true or false",
+}
 
 
 def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        owner = MemberEntry if len(problem["loc"]) > 1 else Recipe
-        return f"unknown key {where!r}; {nearest(str(problem['loc'][-1]), owner.model_fields)}"
+        owner = MemberEntry if len(place) > 1 else Recipe
+        return f"unknown key {'.'.join(place)!r}; {nearest(place[-1], owner.model_fields)}"
     if problem["type"] == "missing":
-        return f"the key {where!r} is missing"
-    got = problem["input"]
-    shown = repr(got) if isinstance(got, str | int | float | bool | None) else _kind(got)
-    return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}; got {shown}"
+        return f"the key {'.'.join(place)!r} is missing"
+    if place[-1] == "[key]":
+        return f"{place[0]}: expected names of letters; got {_shown(problem['input'])}"
+    deepest = max((number for number, part in enumerate(place) if part in EXPECTED), default=len(place) - 1)
+    in_expert = place[0] == "experts" and deepest == 0 and len(place) > 1
+    where = place[:2] if in_expert else place[: deepest + 1]
+    expected = EXPECTED["base"] if in_expert else EXPECTED.get(place[deepest], "text")
+    return f"{'.'.join(where)}: expected {expected}; got {_shown(problem['input'])}"
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | bool) else _kind(value)
 
 
 def _kind(value: Any) -> str:
-    kinds = {type(None): "nothing", dict: "a mapping", list: "a list", str: "text"}
+    kinds = {type(None): "nothing", dict: "a mapping" if value else "an empty mapping", list: "a list", str: "text"}
     return kinds.get(type(value), type(value).__name__)
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} is there twice")
+    return dict(pairs)
 
 
 class _UniqueKeys(yaml.SafeLoader):

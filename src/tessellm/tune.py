@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import PromptError
 from .model import ComposedForCausalLM
-from .rules import make_rule, product
+from .rules import make_rule, product, tilt
 
 CACHED_BYTES = 1 << 31  # log-probabilities kept in memory while tuning
 
@@ -30,6 +30,7 @@ class Tuning:
     held_out_after: float | None
     tokens: int
     held_out_tokens: int
+    texts_left_out: int  # too short, or past what fits into memory
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,29 @@ class _Scored:
 
     logp_MTV: Tensor
     tokens_T: Tensor  # as fed; token t+1 is what row t predicts
+    start: int  # the first token that counts; the first of all is never predicted
+
+    def log_likelihood(self, logp_TV: Tensor) -> Tensor:
+        rows_TV, came_T = logp_TV[self.start - 1 : -1], self.tokens_T[self.start :]
+        return rows_TV.gather(-1, came_T[:, None]).clamp_min(-1e4).double().sum()
+
+    def __len__(self) -> int:
+        return len(self.tokens_T) - self.start
 
 
 def tune(
     model: ComposedForCausalLM,
-    texts: Sequence[Sequence[int]],
+    texts: Sequence[tuple[Sequence[int], int]],
     held_out: float = 0.25,
     steps: int = 50,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """The likeliest weights on the texts (token ids); a share of the texts is held out to judge them."""
-    scored = _score(model, [text for text in texts if len(text) > 1], progress)
+    """The likeliest weights on the texts; a share of the texts is held out to judge them.
+
+    A text is its token ids and how many of them are a prompt, whose likelihood does not count.
+    """
+    long_enough = [(ids, max(1, prompt)) for ids, prompt in texts if len(ids) > max(1, prompt)]
+    scored = _score(model, long_enough, progress)
     if not scored:
         raise PromptError("tuning needs texts of at least two tokens; none was given")
     cut = round(len(scored) * (1 - held_out)) or 1
@@ -61,27 +74,33 @@ def tune(
     start_K = torch.tensor(model.config.weights, dtype=torch.float32)
     weights_K = _climb(lambda w: log_likelihood(w, train), start_K, steps)
     with torch.no_grad():
+        before, after = log_likelihood(start_K, train).item(), log_likelihood(weights_K, train).item()
+        if not after >= before:  # a rule whose likelihood is not smooth can lead astray, or to NaN
+            weights_K, after = start_K, before
         return Tuning(
             weights=dict(zip(model.config.member_names[1:], weights_K.tolist(), strict=True)),
-            before=log_likelihood(start_K, train).item(),
-            after=log_likelihood(weights_K, train).item(),
+            before=before,
+            after=after,
             held_out_before=log_likelihood(start_K, judge).item() if judge else None,
             held_out_after=log_likelihood(weights_K, judge).item() if judge else None,
-            tokens=sum(len(part.tokens_T) - 1 for part in train),
-            held_out_tokens=sum(len(part.tokens_T) - 1 for part in judge),
+            tokens=sum(map(len, train)),
+            held_out_tokens=sum(map(len, judge)),
+            texts_left_out=len(texts) - len(scored),
         )
 
 
 @torch.no_grad()
 def _score(
-    model: ComposedForCausalLM, texts: Sequence[Sequence[int]], progress: Callable[[int, int], None] | None
+    model: ComposedForCausalLM,
+    texts: Sequence[tuple[Sequence[int], int]],
+    progress: Callable[[int, int], None] | None,
 ) -> list[_Scored]:
     scored: list[_Scored] = []
     used = 0
-    for number, text in enumerate(texts):
-        ids_BT = torch.tensor([list(text)], device=model.device)
+    for number, (ids, start) in enumerate(texts):
+        ids_BT = torch.tensor([list(ids)], device=model.device)
         output = model(ids_BT, output_member_logprobs=True, use_cache=False)
-        part = _Scored(output.member_logprobs[:, 0].cpu(), ids_BT[0].cpu())
+        part = _Scored(output.member_logprobs[:, 0].cpu(), ids_BT[0].cpu(), start)
         used += part.logp_MTV.numel() * 4
         if scored and used > CACHED_BYTES:
             break
@@ -92,20 +111,17 @@ def _score(
 
 
 def _log_likelihood(rule: str, parameters: dict, weights_K: Tensor, texts: list[_Scored]) -> Tensor:
-    total, count = torch.zeros(()), 0
+    total = torch.zeros((), dtype=torch.float64)
     for text in texts:
         if rule == "product":
             logp_TV = product(text.logp_MTV, weights_K)
         else:
             logp_TV = _run_rule(rule, parameters, weights_K, text)
-        total = total + logp_TV[:-1].gather(-1, text.tokens_T[1:, None]).clamp_min(-1e4).sum()
-        count += len(text.tokens_T) - 1
-    return total / max(1, count)
+        total = total + text.log_likelihood(logp_TV)
+    return total / max(1, sum(map(len, texts)))
 
 
 def _run_rule(rule: str, parameters: dict, weights_K: Tensor, text: _Scored) -> Tensor:
-    from .rules import tilt
-
     tokens_BT = text.tokens_T[None]
     composed = make_rule(rule, **parameters)
     logp_BTV, _ = composed(

@@ -1,0 +1,306 @@
+"""compose(): what it takes, what it refuses, and how members are loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
+
+import tessellm
+from tessellm.errors import MemberError, MissingExtraError, RecipeError
+from tessellm.quantized import quantization_config
+from tessellm.shared_tensors import unique_bytes
+
+from conftest import CONTEXT, build_model, character_tokenizer, logits, perturbed, save_lora, save_member
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(tessellm.TessellmError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_members_in_every_form(members_dir: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(members_dir / "coding")
+    model = tessellm.compose(
+        {"source": str(members_dir / "base")},
+        {
+            "folder": members_dir / "math",
+            "text": str(members_dir / "math"),
+            "mapping": {"source": members_dir / "math", "weight": 0.5},
+            "spec": tessellm.MemberSpec(members_dir / "lora_math", weight=-0.5),
+            "loaded": loaded,
+        },
+        weights={"text": 2},
+    )
+    assert model.config.weights == (1.0, 2.0, 0.5, -0.5, 1.0)
+    assert torch.equal(logits(model.member("loaded")), logits(loaded))
+    assert model.member("folder").lm_head.weight is not model.base.lm_head.weight
+    assert "source" not in model.config.members[5]
+
+
+def test_the_smallest_context_and_the_end_tokens_are_the_members(members_dir: Path, tmp_path: Path) -> None:
+    short = save_member(build_model("llama", 3, max_position_embeddings=48, eos_token_id=5), tmp_path / "short")
+    model = tessellm.compose(members_dir / "base", {"math": members_dir / "math", "short": short})
+    assert model.config.max_position_embeddings == 48
+    assert model.config.eos_token_id == [2, 5]
+    assert model.generation_config.eos_token_id == [2, 5]
+    with pytest.raises(tessellm.TessellmError, match=r"49 tokens are too many: .* is 48"):
+        logits(model, 49)
+
+
+def test_weights(members_dir: Path) -> None:
+    base, experts = members_dir / "base", {"math": members_dir / "math"}
+    for weight in (math.nan, math.inf, "1", None, True):
+        message = refusal(lambda weight=weight: tessellm.compose(base, experts, weights={"math": weight}))
+        assert message == f"member 'math': a weight must be a finite number; got {weight!r}"
+    message = refusal(lambda: tessellm.compose(base, experts, weights={"maths": 1.0}))
+    assert message == "there is a weight for 'maths', but no such expert; did you mean 'math'? Known: math"
+    assert "no such expert" in refusal(lambda: tessellm.compose(base, experts, weights={"base": 1.0}))
+    assert "weights are a mapping" in refusal(lambda: tessellm.compose(base, experts, weights=[1.0]))  # type: ignore[arg-type]
+
+
+def test_what_is_no_member(members_dir: Path) -> None:
+    base, math_ = members_dir / "base", members_dir / "math"
+    assert "at least one expert" in refusal(lambda: tessellm.compose(base, {}))
+    assert "at least one expert" in refusal(lambda: tessellm.compose(base, [math_]))  # type: ignore[arg-type]
+    assert "got int" in refusal(lambda: tessellm.compose(base, {"x": 3}))
+    assert "did you mean 'weight'" in refusal(lambda: tessellm.compose(base, {"x": {"source": math_, "wieght": 1}}))
+    assert "needs the key 'source'" in refusal(lambda: tessellm.compose(base, {"x": {"weight": 1}}))
+    for name in ("base", "keys", "1st", "a/b", "", 3, "a.b"):
+        assert "cannot be an expert's name" in refusal(lambda name=name: tessellm.compose(base, {name: math_}))
+
+
+def test_rules_and_options_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    def attempt(**options: Any) -> Any:
+        return tessellm.compose(tmp_path / "nowhere", {"x": tmp_path / "nowhere"}, **options)
+
+    assert "unknown rule 'prodct'; did you mean 'product'?" in refusal(lambda: attempt(rule="prodct"))
+    assert "unknown parameter 'strength' of the rule 'product'" in refusal(
+        lambda: attempt(rule={"name": "product", "strength": 2})
+    )
+    assert "unknown termination 'rul'; did you mean 'rule'?" in refusal(lambda: attempt(termination="rul"))
+    assert "device_map names 'y'" in refusal(lambda: attempt(device_map={"y": "cpu"}))
+    with pytest.raises(TypeError, match="unexpected argument 'dtpe'; did you mean 'dtype'"):
+        attempt(dtpe="float32")
+    assert "unknown dtype 'float23'; did you mean 'float32'?" in refusal(lambda: attempt(dtype="float23"))
+    assert "there is no folder" in refusal(attempt)
+
+
+def test_models_that_are_no_decoders_are_refused(members_dir: Path, tmp_path: Path) -> None:
+    base = members_dir / "base"
+    small = {"vocab_size": 64, "num_hidden_layers": 1}
+    bert = BertLMHeadModel(
+        BertConfig(hidden_size=8, num_attention_heads=1, intermediate_size=8, is_decoder=True, **small)
+    )
+    t5 = T5ForConditionalGeneration(T5Config(d_model=8, d_kv=4, d_ff=8, num_heads=1, num_layers=1, vocab_size=64))
+    assert "T5ForConditionalGeneration cannot be composed" in refusal(lambda: tessellm.compose(base, {"x": t5}))
+    save_member(t5, tmp_path / "t5")
+    assert "member 'x': " in refusal(lambda: tessellm.compose(base, {"x": tmp_path / "t5"}))
+    tessellm.compose(bert, {"x": bert})  # a decoder, if an old one
+    composition = tessellm.compose(base, {"x": members_dir / "math"})
+    assert "is itself a composition" in refusal(lambda: tessellm.compose(composition, {"x": members_dir / "math"}))
+    composition.save_pretrained(tmp_path / "out")
+    assert "is itself a composition" in refusal(lambda: tessellm.compose(base, {"x": tmp_path / "out"}))
+
+
+def test_checkpoints_that_lack_tensors_are_refused(own_members: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = own_members / "math" / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    message = refusal(lambda: tessellm.compose(own_members / "base", {"math": own_members / "math"}))
+    assert "lacks 1 tensors of a LlamaForCausalLM, first model.layers.1.mlp.up_proj.weight" in message
+
+
+def test_broken_configs_and_tokenizers_are_named(own_members: Path) -> None:
+    config = own_members / "math" / "config.json"
+    whole = config.read_text()
+    for text in ("{", '{"model_type": "no-such-model"}', "[]"):
+        config.write_text(text)
+        message = refusal(lambda: tessellm.compose(own_members / "base", {"math": own_members / "math"}))
+        assert f"{own_members / 'math'} cannot be loaded" in message
+    config.write_text(whole)
+    (own_members / "math" / "tokenizer.json").write_text("{")
+    message = refusal(lambda: tessellm.compose(own_members / "base", {"math": own_members / "math"}))
+    assert f"the tokenizer in {own_members / 'math'} cannot be loaded" in message
+
+
+def test_dtype_and_device_of_each_member(members_dir: Path) -> None:
+    experts: dict[str, Any] = {
+        "math": {"source": members_dir / "math", "dtype": torch.float64},
+        "x": members_dir / "coding",
+    }
+    model = tessellm.compose(members_dir / "base", experts, dtype="bfloat16", device_map={"": "cpu", "x": "cpu"})
+    dtypes = [model.member(name).dtype for name in ("base", "math", "x")]
+    assert dtypes == [torch.bfloat16, torch.float64, torch.bfloat16]
+    assert logits(model).dtype == torch.float64  # the best that any member has
+    assert "meta" in refusal(lambda: tessellm.compose(members_dir / "base", experts, device_map="metal"))
+
+
+def test_what_cannot_be_said_of_a_loaded_model(members_dir: Path) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(members_dir / "math")
+    for option in ({"dtype": "float16"}, {"revision": "main"}, {"quantization": "bnb-4bit"}):
+        given = {"source": loaded, **option}
+        message = refusal(lambda given=given: tessellm.compose(members_dir / "base", {"x": given}))
+        assert f"'x' is a loaded model; {next(iter(option))} cannot be set any more" in message
+
+
+def test_the_users_tokenizer_is_left_alone(members_dir: Path) -> None:
+    plain = character_tokenizer(chat_template=None)
+    base, other = build_model("llama", 0), members_dir / "math"
+    model = tessellm.compose(base, {"x": other}, tokenizer=plain)
+    assert plain.chat_template is None
+    assert model.tokenizer.chat_template is not None  # the expert's: the only one there is
+
+
+def test_mixed_architectures_compose_and_a_model_may_not_say_its_context(members_dir: Path, tmp_path: Path) -> None:
+    gpt2 = save_member(build_model("gpt2", 4), tmp_path / "gpt2", character_tokenizer())
+    model = tessellm.compose(members_dir / "base", {"x": gpt2, "y": build_model("gemma2", 2)})
+    assert torch.isfinite(logits(model)).all()
+    assert model.config.max_position_embeddings == CONTEXT
+    from transformers import BloomConfig, BloomForCausalLM
+
+    ids = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    bloom = BloomForCausalLM(BloomConfig(hidden_size=16, n_layer=1, n_head=2, **ids)).eval()
+    assert tessellm.compose(bloom, {"x": bloom}).config.max_position_embeddings == 0
+
+
+QUANTIZED = ["bnb-8bit", "bnb-4bit", "torchao-int8"]
+
+
+def need(quantization: str) -> None:
+    pytest.importorskip("torchao" if "torchao" in quantization else "bitsandbytes")
+
+
+@pytest.fixture(scope="module")
+def wide_members(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wide enough to be quantized in blocks."""
+    folder = tmp_path_factory.mktemp("wide")
+    base = build_model("llama", 0, hidden_size=128, intermediate_size=256)
+    save_member(base, folder / "base", character_tokenizer())
+    save_member(perturbed(base, 1, 0.02), folder / "math", character_tokenizer())
+    save_lora(folder / "base", folder / "lora", 2)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")  # bitsandbytes', of the cast it makes
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_quantized_members(wide_members: Path, tmp_path: Path, quantization: str) -> None:
+    need(quantization)
+    plain = tessellm.compose(wide_members / "base", {"math": wide_members / "math"})
+    expert = {"source": wide_members / "math", "quantization": quantization}
+    model = tessellm.compose(wide_members / "base", {"math": expert})
+    assert unique_bytes([model.member("math")]) < 0.5 * unique_bytes([plain.member("math")])
+    distance = (logits(model).exp() - logits(plain).exp()).abs().sum(-1).mean() / 2
+    assert 0 < distance < (0.6 if quantization == "bnb-4bit" else 0.1)
+    expected = logits(model)
+    for self_contained in (False, True):  # the second is quantized on disk
+        model = tessellm.compose(wide_members / "base", {"math": expert})
+        model.save_pretrained(tmp_path / "out", self_contained=self_contained)
+        again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        torch.testing.assert_close(logits(again), expected, rtol=0, atol=0)
+        assert unique_bytes(again.members.values()) == unique_bytes(model.members.values())
+    on_disk = tmp_path / "out" / "members" / "math"
+    taken = tessellm.compose(wide_members / "base", {"math": on_disk})
+    torch.testing.assert_close(logits(taken), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_adapters_share_a_quantized_base(wide_members: Path, quantization: str) -> None:
+    need(quantization)
+    from peft import PeftModel
+
+    config = quantization_config(quantization)
+    base = AutoModelForCausalLM.from_pretrained(wide_members / "base", quantization_config=config)
+    expected = logits(PeftModel.from_pretrained(base, wide_members / "lora").eval())
+    model = tessellm.compose(
+        {"source": wide_members / "base", "quantization": quantization},
+        {"one": wide_members / "lora", "two": wide_members / "lora"},
+    )
+    assert unique_bytes(model.members.values()) < 1.3 * unique_bytes([model.base])
+    for _ in range(2):  # 8-bit layers set up their state when they first run
+        torch.testing.assert_close(logits(model.member("one")), expected)
+        torch.testing.assert_close(logits(model.member("two")), expected)
+        logits(model.base)
+
+
+def test_weights_that_bitsandbytes_would_damage_are_not_read_back(wide_members: Path, tmp_path: Path) -> None:
+    """It packs 4-bit weights anew on CPUs with AVX-512 and bf16, and does not undo all of it."""
+    pytest.importorskip("bitsandbytes")
+    model = tessellm.compose(
+        {"source": wide_members / "base", "quantization": "bnb-4bit"}, {"math": wide_members / "math"}
+    )
+    before = logits(model)
+    states = [parameter.quant_state for parameter in model.base.parameters() if hasattr(parameter, "quant_state")]
+    if any(getattr(state, "packing_format_for_cpu", False) for state in states):
+        with pytest.raises(MemberError, match="4-bit weights that have run on the CPU"):
+            model.save_pretrained(tmp_path / "out", self_contained=True)
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(MemberError, match="'base' holds 4-bit weights that have run"):
+            tessellm.compose(model.base, {"x": wide_members / "lora"}, tokenizer=character_tokenizer())
+    else:
+        model.save_pretrained(tmp_path / "out", self_contained=True)
+        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), before)
+    assert torch.equal(logits(model), before)
+
+
+def test_equal_codes_with_other_scales_are_not_shared(wide_members: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    double = AutoModelForCausalLM.from_pretrained(wide_members / "base")
+    with torch.no_grad():
+        double.model.layers[0].mlp.up_proj.weight *= 2
+    save_member(double, tmp_path / "double", character_tokenizer())
+    model = tessellm.compose(
+        {"source": wide_members / "base", "quantization": "bnb-4bit"},
+        {"x": {"source": tmp_path / "double", "quantization": "bnb-4bit"}},
+    )
+    assert not torch.equal(logits(model.member("x")), logits(model.base))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is not None, reason="torchao is installed")
+def test_a_missing_extra_is_named(wide_members: Path) -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install \"tessellm\[quantized\]\""):
+        tessellm.compose(
+            wide_members / "base", {"x": {"source": wide_members / "math", "quantization": "torchao-int8"}}
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_4_bits_of_torchao_need_a_gpu(wide_members: Path) -> None:
+    need("torchao-int4")
+    with pytest.raises(MemberError, match="torchao-int4 needs a CUDA device"):
+        tessellm.compose(
+            {"source": wide_members / "base", "quantization": "torchao-int4"}, {"x": wide_members / "math"}
+        )
+
+
+def test_unknown_quantization() -> None:
+    with pytest.raises(MemberError, match=r"unknown quantization 'bnb-4bits'; did you mean 'bnb-4bit'\?"):
+        tessellm.MemberSpec("x", quantization="bnb-4bits")
+
+
+def test_a_rule_of_ones_own_runs_but_is_not_saved(members_dir: Path, tmp_path: Path) -> None:
+    class First:
+        name, window = "first", 0
+
+        def __call__(self, logp_MBTV: Any, tokens_BT: Any, mask_BT: Any, state: Any) -> Any:
+            return logp_MBTV[1], None
+
+    model = tessellm.compose(members_dir / "base", {"x": members_dir / "math"}, rule=First())
+    expected = logits(AutoModelForCausalLM.from_pretrained(members_dir / "math")).log_softmax(-1)
+    torch.testing.assert_close(logits(model), expected)
+    with pytest.raises(tessellm.TessellmError, match="'first' is not in tessellm's table"):
+        model.save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert RecipeError.__mro__[1] is tessellm.TessellmError

@@ -1,0 +1,137 @@
+"""Recipes: read, checked before anything is loaded, and composed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.errors import RecipeError
+from tessellm.recipe import MemberEntry, Recipe, read_recipe
+
+from conftest import logits
+
+FULL = """
+base: {source: ./base, dtype: float32}
+experts:
+  math: ./math
+  coding: {source: ./lora_coding, weight: -0.5, any_base: false}
+rule: {name: product}
+termination: rule
+dtype: bfloat16
+device_map: {base: cpu, math: cpu, coding: cpu}
+attn_implementation: eager
+trust_remote_code: false
+"""
+
+
+def recipe_at(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_every_key_reaches_the_composition(own_members: Path) -> None:
+    path = recipe_at(own_members, FULL)
+    model = read_recipe(path).compose(path.parent)
+    assert model.config.member_names == ["base", "math", "coding"]
+    assert model.config.weights == (1.0, -0.5)
+    assert [model.member(name).dtype for name in ("base", "math")] == [torch.float32, torch.bfloat16]
+    assert model.base.config._attn_implementation == "eager"
+    assert model.config.members[2]["kind"] == "adapter"
+
+
+def test_paths_with_a_dot_are_relative_to_the_recipe_wherever_one_is(
+    own_members: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe_at(own_members, "base: ./base\nexperts: {math: ../members/math}\n")
+    expected = logits(tessellm.compose(own_members / "base", {"math": own_members / "math"}))
+    for place in (own_members, own_members.parent, Path("/")):
+        monkeypatch.chdir(place)
+        given = Path(os.path.relpath(path))
+        assert torch.equal(logits(read_recipe(given).compose(given.parent)), expected)
+    monkeypatch.chdir(own_members.parent)
+    plain = recipe_at(own_members, f"base: members/base\nexperts: {{math: {own_members / 'math'}}}\n")
+    assert torch.equal(logits(read_recipe(plain).compose(plain.parent)), expected)
+
+
+def test_json_says_the_same(own_members: Path) -> None:
+    content = {"base": "./base", "experts": {"math": {"source": "./math", "weight": 2}}}
+    path = recipe_at(own_members, json.dumps(content), "recipe.json")
+    assert read_recipe(path).compose(path.parent).config.weights == (2.0,)
+
+
+WRONG = {
+    "": "expected a mapping with the keys base and experts; got nothing",
+    "- a": "got a list",
+    "just text": "got text",
+    "base: ./b\nexpert: {m: ./m}": "unknown key 'expert'; did you mean 'experts'? Known: attn_implementation, base,",
+    "base: ./b\nexperts: {m: {source: ./m, wieght: 2}}": "unknown key 'experts.m.wieght'; did you mean 'weight'?",
+    "bsae: ./b\nexperts: {m: ./m}": "unknown key 'bsae'; did you mean 'base'?",
+    "experts: {m: ./m}": "the key 'base' is missing",
+    "base: ./b\nexperts: {m: {weight: 1}}": "the key 'experts.m.source' is missing",
+    "base: ./b\nexperts: {m: {source: ./m, weight: .nan}}": "experts.m.weight: expected a finite number; got nan",
+    "base: ./b\nexperts: {m: {source: ./m, weight: -.inf}}": "expected a finite number; got -inf",
+    "base: ./b\nexperts: {m: {source: ./m, weight: '1'}}": "expected a finite number; got '1'",
+    "base: ./b\nexperts: {m: {source: ./m, weight: true}}": "expected a finite number; got True",
+    "base: ./b\nexperts: {m: {source: ./m, any_base: 1}}": "experts.m.any_base: expected true or false; got 1",
+    "base: 3\nexperts: {m: ./m}": "base: expected a hub id, a folder, or a mapping with the key source; got 3",
+    "base: ./b\nexperts: {m: 4}": "experts.m: expected a hub id, a folder, or a mapping with the key source; got 4",
+    "base: ./b\nexperts: {m: }": "experts.m: expected a hub id, a folder, or a mapping with the key source; got noth",
+    "base: ./b\nexperts: {}": "experts: expected a mapping from names to hub ids",
+    "base: ./b\nexperts: [./m]": "at least one; got a list",
+    "base: ./b\nexperts: {1: ./m}": "experts: expected names of letters; got 1",
+    "base: ./b\nexperts: {m: ./m}\nrule: 3": "rule: expected a rule's name, or a mapping",
+    "base: ./b\nexperts: {m: ./m}\ndevice_map: [cpu]": "device_map: expected a device, or a mapping from members to",
+    "base: ./b\nexperts: {m: ./m}\ndtype: 16": "dtype: expected text; got 16",
+    "base: ./b\nexperts: {m: ./m}\ntrust_remote_code: sure": "trust_remote_code: expected true or false; got 'sure'",
+    "base: ./b\nbase: ./c\nexperts: {m: ./m}": "the key 'base' is there twice, near line 1",
+    "base: ./b\nexperts:\n  m: ./m\n  m: ./n": "the key 'm' is there twice, near line 3",
+    "base: [./b\nexperts: }": "no valid YAML: while parsing a flow sequence",
+    "base: !!python/object/apply:os.getcwd []\nexperts: {m: ./m}": "no valid YAML: could not determine a constructor",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_recipes_are_explained(tmp_path: Path, text: str) -> None:
+    path = recipe_at(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}")
+    assert WRONG[text] in message
+    assert "\n" not in message
+    assert "pydantic" not in message.lower()
+    assert "MemberEntry" not in message
+
+
+def test_wrong_json_and_unreadable_files_are_explained(tmp_path: Path) -> None:
+    def message(path: Path) -> str:
+        with pytest.raises(RecipeError) as caught:
+            read_recipe(path)
+        return str(caught.value)
+
+    assert "no valid JSON" in message(recipe_at(tmp_path, '{"base": ', "cut.json"))
+    twice = '{"base": "a", "base": "b", "experts": {"m": "c"}}'
+    assert "the key 'base' is there twice" in message(recipe_at(tmp_path, twice, "twice.json"))
+    not_a_number = '{"base": "a", "experts": {"m": {"source": "c", "weight": NaN}}}'
+    assert "expected a finite number; got nan" in message(recipe_at(tmp_path, not_a_number, "nan.json"))
+    assert "cannot be read: No such file" in message(tmp_path / "nowhere.yaml")
+    assert "cannot be read: Is a directory" in message(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("base: été".encode("latin-1"))
+    assert "it is not UTF-8 text" in message(tmp_path / "latin.yaml")
+
+
+def test_the_ready_recipes_are_valid() -> None:
+    found = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+    for path in found:
+        assert read_recipe(path).experts
+
+
+def test_a_recipe_knows_what_a_member_knows() -> None:
+    spec = set(tessellm.MemberSpec.__dataclass_fields__)
+    assert set(MemberEntry.model_fields) == spec
+    assert {"base", "experts", "rule", "termination", "dtype", "device_map"} <= set(Recipe.model_fields)
