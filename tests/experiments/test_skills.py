@@ -77,6 +77,12 @@ def test_merging_formulas_on_small_numbers():
     torch.testing.assert_close(baselines.dare(stacked, 1.0, none, density=1.0), first + second)
 
 
+def test_merging_one_expert_is_that_expert():
+    params = {"weight": torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))}
+    merged = baselines.merge("task-arithmetic", params, 1.0)
+    torch.testing.assert_close(merged["weight"], params["weight"][1:])
+
+
 def test_wilson_interval():
     cell = share(8, 10)
     assert cell["share"] == 0.8

@@ -50,7 +50,7 @@ def recipes(size: str) -> dict[str, Recipe]:
         shape = Shape(chains.VOCABULARY, 64, 2, 2)
         quick = Recipe(
             shape, regimes=("aligned", "aware"), skills=(1, 2, 4, 6), steps=2, base_updates=400, base_rows=32,
-            base_rate=3e-3, expert_updates=1000, expert_rows=24, expert_rate=3e-3,
+            base_rate=3e-3, expert_updates=2000, expert_rows=24, expert_rate=3e-3,
         )  # fmt: skip
         return {"2 layers, 64 wide": quick}
     shape = Shape(chains.VOCABULARY, 256, 4, 4)

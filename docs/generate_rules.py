@@ -1,0 +1,123 @@
+"""The measured blocks and figures of rules.md, from results/: `python docs/generate_rules.py`, `--check` to compare."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, IMAGES, RESULTS = ROOT / "docs" / "rules.md", ROOT / "docs" / "images", ROOT / "results"
+FIGURES = ("skills.png", "many-experts.png")
+RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2", "task-arithmetic")
+
+
+def load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def measured_on(content: dict[str, Any]) -> str:
+    commit = str(content["commit"])[:7]
+    return f"Seed {content['seed']}, {content['hardware']}, torch {content['versions']['torch']}, commit {commit}."
+
+
+def skills(name: str) -> Iterator[str]:
+    content = load(name)
+    ((label, table),) = content["tables"].items()
+    yield f"{label}. {measured_on(content)}\n"
+    yield row("regime", "experts", "chain", *RULES)
+    yield row(*["---"] * (3 + len(RULES)))
+    for cell in table:
+        if cell["chain"] < 4 and cell["experts"] != 4:
+            shares = [f"{cell['rules'][rule]['share']:.2f}" for rule in RULES]
+            yield row(cell["regime"], cell["experts"], cell["chain"], *shares)
+
+
+def letters() -> Iterator[str]:
+    content = load("many-experts")
+    names = ("evidence", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
+    yield f"Length 31. {measured_on(content)}\n"
+    yield row("experts", *names, "mean, max abs log Z")
+    yield row(*["---"] * (2 + len(names)))
+    for cell in content["tables"]["letters"]:
+        if cell["length"] == 31 and cell["experts"] in (1, 2, 3, 4, 5, 6, 8, 13):
+            z = cell["log_z"]
+            shares = [f"{cell['rules'][name]['share']:.3f}" for name in names]
+            yield row(cell["experts"], *shares, f"{z['mean']:.2f}, {z['max']:.1f}")
+
+
+def endings() -> Iterator[str]:
+    content = load("endings")
+    yield f"{measured_on(content)}\n"
+    yield row("composition", "rule", "policy", "ends right", "early", "over-generates", "exact match")
+    yield row(*["---"] * 7)
+    for cell in content["tables"]["endings"]:
+        if cell["rule"] == "evidence" or cell["policy"] == "rule":
+            kinds = ("ends right", "ends early", "over-generates", "exact match")
+            yield row(cell["case"], cell["rule"], cell["policy"], *(f"{cell[kind]['share']:.4f}" for kind in kinds))
+
+
+def cost() -> Iterator[str]:
+    content = load("rule-cost")
+    yield f"{measured_on(content)} Microseconds a token, replayed from a CUDA graph.\n"
+    yield row("experts", "Eq. 2", "evidence", "evidence, compiled", "a step takes at least")
+    yield row(*["---"] * 5)
+    for cell in content["tables"]["cost"]:
+        times = [f"{cell['microseconds'][name]:.0f}" for name in ("eq2", "evidence", "evidence, compiled")]
+        yield row(cell["experts"], *times, f"{cell['step_bound_microseconds']:.0f}")
+
+
+def claims() -> Iterator[str]:
+    yield row("experiment", "claim", "value", "target", "holds")
+    yield row(*["---"] * 5)
+    for name in ("many-experts", "skills", "endings", "rule-cost"):
+        for claim in load(name)["claims"]:
+            if claim["target"]:
+                holds = "yes" if claim["holds"] else "no"
+                yield row(name, claim["statement"], f"{claim['value']:.4g}", claim["target"], holds)
+
+
+BLOCKS = {
+    "claims": claims,
+    "skills": lambda: skills("skills"),
+    "skills-small": lambda: skills("skills-small"),
+    "letters": letters,
+    "endings": endings,
+    "cost": cost,
+}
+
+
+def current(text: str) -> str:
+    """The page with its blocks as results/ has them."""
+    for name, lines in BLOCKS.items():
+        block = "\n".join([f"<!-- {name} -->", *lines(), f"<!-- end {name} -->"])
+        found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
+        assert found.search(text), f"rules.md has no block {name!r}"
+        text = found.sub(lambda _, block=block: block, text)  # type: ignore[misc]
+    return text
+
+
+def main() -> int:
+    text = PAGE.read_text(encoding="utf-8")
+    if "--check" in sys.argv:
+        stale = current(text) != text
+        if stale:
+            print("docs/rules.md is out of date: run python docs/generate_rules.py")
+        return int(stale)
+    PAGE.write_text(current(text), encoding="utf-8")
+    for figure in FIGURES:
+        shutil.copy(RESULTS / figure, IMAGES / figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The committed results of the rules hold what they claim, and the page that tells of them is current."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["skills", "many-experts", "endings", "rule-cost"])
+def test_full_results_hold_and_say_where_they_come_from(name):
+    content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert content["size"] == "full"
+    assert content["commit"]
+    assert content["hardware"]
+    assert any(claim["target"] for claim in content["claims"])
+    assert all(claim["holds"] for claim in content["claims"] if claim["target"])
+
+
+def test_the_rules_page_shows_the_results():
+    spec = importlib.util.spec_from_file_location("generate_rules", ROOT / "docs" / "generate_rules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.current(text) == text
