@@ -14,7 +14,9 @@ def models(request):
     return family(request.param)
 
 
-@pytest.fixture(scope="module", params=["product", BestPredictor()], ids=["product", "stateful"])
+@pytest.fixture(
+    scope="module", params=["product", BestPredictor(), "evidence"], ids=["product", "stateful", "evidence"]
+)
 def model(request, models):
     return composition(models, rule=request.param)
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.gates import GATES, make_gate, owner, relative_gate
-from tessellm.rules import product
+from tessellm.gates import GATES, owner, relative_gate
+from tessellm.rules import make_rule, product
 
 NOISE = 3e-3
 
@@ -38,7 +38,7 @@ def test_zeros_never_make_nan(name):
     holes = torch.rand(logits.shape, generator=generator) < 0.5
     logp = logits.masked_fill(holes.scatter(-1, logits.argmax(-1, keepdim=True), False), -torch.inf).log_softmax(-1)
     tokens = torch.zeros(3, 7, dtype=torch.long)
-    out, state = make_gate(name)(logp, tokens, tokens == 0, None)
+    out, state = make_rule(name)(logp, tokens, tokens == 0, None)
     assert state is None
     assert not out.isnan().any()
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(3, 7))

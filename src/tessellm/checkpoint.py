@@ -97,7 +97,7 @@ def save(
 def _write_config(model: ComposedForCausalLM, entries: list[dict[str, Any]], folder: Path) -> None:
     config = ComposedConfig.from_dict(model.config.to_dict())
     config.members = [
-        {key: member[key] for key in ("name", "kind", "weight")} | entry
+        {key: member[key] for key in ("name", "kind", "weight", "end_ids")} | entry
         for member, entry in zip(config.members, entries, strict=True)
     ]
     config.architectures = ["ComposedForCausalLM"]
@@ -139,7 +139,8 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     members = load_members(place(specs, device_map), loading)
     tensors = _read_own_tensors(folder)
     alignments = {name: _alignment(tensors, name, config.vocab_size) for name in specs}
-    vocabulary = Vocabulary(config.vocab_size, alignments, tuple(config.eos_token_id or ()), (), None)
+    ends = {entry["name"]: tuple(entry["end_ids"]) for entry in config.members}
+    vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.tokenizer = load_tokenizer(folder, loading)

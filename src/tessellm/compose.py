@@ -16,9 +16,8 @@ from .members import Loading, Member, MemberSpec, check_name, load_member
 from .model import ComposedConfig, ComposedForCausalLM
 from .rules import RULES, Rule, describe_rule, make_rule
 from .shared_tensors import share_identical
+from .termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
-
-TERMINATIONS = ("rule",)
 
 
 def compose(
@@ -122,7 +121,7 @@ def assemble(
     vocabulary = vocabulary or agree([_speaker(member) for member in members])
     contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(
-        members=[describe(member) for member in members],
+        members=[describe(member, vocabulary.member_end_ids[member.name]) for member in members],
         rule=rule_entry(rule),
         termination=termination,
         vocab_size=vocabulary.size,
@@ -130,7 +129,7 @@ def assemble(
         num_hidden_layers=sum(_text_config(member).num_hidden_layers for member in members),
         eos_token_id=list(vocabulary.end_ids) or None,
         bos_token_id=getattr(_text_config(members[0]), "bos_token_id", None),
-        pad_token_id=getattr(_text_config(members[0]), "pad_token_id", None),
+        pad_token_id=_pad_id(members[0], vocabulary.size),
         dtype=members[0].model.dtype,
     )
     own_rule = None if isinstance(rule, str | Mapping) else rule
@@ -143,8 +142,8 @@ def assemble(
 
 
 def check_termination(termination: str) -> None:
-    if termination not in TERMINATIONS:
-        raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), TERMINATIONS)}")
+    if termination not in POLICIES:
+        raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), POLICIES)}")
 
 
 def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
@@ -168,10 +167,11 @@ def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
     return dict(rule)
 
 
-def describe(member: Member) -> dict[str, Any]:
-    """A member as the config holds it."""
+def describe(member: Member, end_ids: Sequence[int]) -> dict[str, Any]:
+    """A member as the config holds it; its end tokens in the composition's ids."""
     kind = "adapter" if member.is_adapter else "full"
     entry: dict[str, Any] = {"name": member.name, "kind": kind, "weight": float(member.spec.weight)}
+    entry["end_ids"] = list(end_ids)
     if member.source is not None:
         entry["source"] = member.source.hub_id or str(member.source.directory)
         entry["revision"] = member.source.revision
@@ -198,6 +198,12 @@ def context_of(model: Any) -> int:
 
 def _text_config(member: Member) -> Any:
     return member.model.config.get_text_config(decoder=True)
+
+
+def _pad_id(base: Member, size: int) -> int | None:
+    """The base's padding token, if it is one of the composition's."""
+    pad = getattr(_text_config(base), "pad_token_id", None)
+    return pad if pad is not None and 0 <= pad < size else None
 
 
 def _speaker(member: Member) -> Speaker:

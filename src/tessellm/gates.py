@@ -75,20 +75,6 @@ def plausibility(logp_MBV: Tensor, share: float = 0.1) -> Tensor:
     return add_ratios(logp_MBV, ratios(logp_MBV) * heard_KBV)
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A stateless rule object over one of the functions above."""
-
-    name: str
-    function: Callable[..., Tensor]
-    parameters: tuple[tuple[str, float], ...] = ()
-    window: int = 0
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
-        return self.function(logp_MBTV, **dict(self.parameters)), None
-
-
 GATES: dict[str, Callable[..., Tensor]] = {
     "owner": owner,
     "relative-gate": relative_gate,
@@ -97,6 +83,35 @@ GATES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def make_gate(name: str, **parameters: float) -> Gate:
-    """A rule object of the table above, by name."""
-    return Gate(name, GATES[name], tuple(parameters.items()))
+class Gate:
+    """A rule object over one of the functions above; its fields are the function's parameters."""
+
+    name: str
+    window: int = 0
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
+        return GATES[self.name](logp_MBTV, **vars(self)), None
+
+
+@dataclass(frozen=True)
+class Owner(Gate):
+    name = "owner"
+
+
+@dataclass(frozen=True)
+class RelativeGate(Gate):
+    share: float = 0.01
+    name = "relative-gate"
+
+
+@dataclass(frozen=True)
+class TailFloor(Gate):
+    floor: float = 1e-3
+    name = "tail-floor"
+
+
+@dataclass(frozen=True)
+class Plausibility(Gate):
+    share: float = 0.1
+    name = "plausibility"

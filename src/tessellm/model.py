@@ -25,6 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from .cache import ComposedCache
 from .errors import MemberError, PromptError
 from .rules import Rule, describe_rule, make_rule, with_weights, working_dtype
+from .termination import Terminated
 from .vocabulary import Alignment
 
 CHUNK_ELEMENTS = 1 << 26  # log-probabilities are combined in slices of at most this many numbers
@@ -102,8 +103,13 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()
 
-    def set_rule(self, rule: Mapping[str, Any] | Rule | None = None, weights: Sequence[float] | None = None) -> None:
-        """Change the rule (a mapping with `name` and parameters, or a rule object) or the experts' weights."""
+    def set_rule(
+        self,
+        rule: Mapping[str, Any] | Rule | None = None,
+        weights: Sequence[float] | None = None,
+        termination: str | None = None,
+    ) -> None:
+        """Change the rule (a mapping with `name` and parameters, or a rule object), the weights, or who may stop."""
         if isinstance(rule, Mapping):
             parameters = {key: value for key, value in rule.items() if key != "name"}
             rule = make_rule(rule["name"], **parameters)
@@ -112,7 +118,11 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         if weights is not None:
             for member, weight in zip(self.config.members[1:], weights, strict=True):
                 member["weight"] = float(weight)
-        self.rule = with_weights(self._plain_rule, self.config.weights)
+        self.config.termination = termination or self.config.termination
+        ends = tuple(tuple(member.get("end_ids", ())) for member in self.config.members)
+        stopping = self.config.termination != "rule" and any(ends)
+        complete = Terminated(self._plain_rule, ends, self.config.termination) if stopping else self._plain_rule
+        self.rule = with_weights(complete, self.config.weights)
 
     @property
     def base(self) -> PreTrainedModel:

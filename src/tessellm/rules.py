@@ -23,6 +23,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from . import gates
+from .evidence import Evidence
+
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
 
 
@@ -102,8 +105,8 @@ class Product:
     """The paper's rule, Eq. 2, as a rule object."""
 
     weights: tuple[float, ...] | None = None
-    name: str = "product"
-    window: int = 0
+    name = "product"
+    window = 0
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         weights = self.weights or (1.0,) * (len(logp_MBTV) - 1)
@@ -142,7 +145,22 @@ class RuleEntry:
 
 
 RULES: dict[str, RuleEntry] = {
+    "evidence": RuleEntry(
+        Evidence,
+        "Eq. 2 while the members are compatible, else the owner that the evidence singles out",
+        "docs/rules.md",
+    ),
     "product": RuleEntry(Product, "add log-probabilities, subtract the base's k−1 times", "arXiv 2605.28304, Eq. 2"),
+    "owner": RuleEntry(gates.Owner, "the most divergent expert speaks alone", "docs/rules.md"),
+    "relative-gate": RuleEntry(
+        gates.RelativeGate, "Eq. 2 over the experts that diverge by a share of the largest divergence", "docs/rules.md"
+    ),
+    "tail-floor": RuleEntry(
+        gates.TailFloor, "Eq. 2 without the tails of all experts but the most divergent", "docs/rules.md"
+    ),
+    "plausibility": RuleEntry(
+        gates.Plausibility, "Eq. 2 on the tokens that an expert finds plausible", "after arXiv 2210.15097"
+    ),
 }
 
 
@@ -165,6 +183,6 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
     """A rule's name and those of its parameters that are not the default, as a config holds them."""
     entry: dict[str, Any] = {"name": rule.name}
     for field in fields(rule) if is_dataclass(rule) else ():  # type: ignore[var-annotated]
-        if field.name not in ("name", "weights") and getattr(rule, field.name) != field.default:
+        if field.init and field.name not in ("name", "weights") and getattr(rule, field.name) != field.default:
             entry[field.name] = getattr(rule, field.name)
     return entry

@@ -49,9 +49,14 @@ class Vocabulary:
 
     size: int
     alignments: dict[str, Alignment]
-    end_ids: tuple[int, ...]  # union of the members' end tokens, in composed ids, sorted
+    member_end_ids: dict[str, tuple[int, ...]]  # every member's end tokens, in composed ids, sorted
     notes: tuple[str, ...]  # one plain sentence each, for `tessellm inspect`
     chat_template: str | None
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every end token of any member."""
+        return tuple(sorted({token for ids in self.member_end_ids.values() for token in ids}))
 
 
 def agree(speakers: Sequence[Speaker]) -> Vocabulary:
@@ -76,7 +81,8 @@ def agree(speakers: Sequence[Speaker]) -> Vocabulary:
         *note_ends(guide, speakers, alignments, ends),
         chat_note,
     )
-    return Vocabulary(size, alignments, tuple(sorted(set().union(*ends.values()))), notes, chat_template)
+    member_end_ids = {name: tuple(sorted(ids)) for name, ids in ends.items()}
+    return Vocabulary(size, alignments, member_end_ids, notes, chat_template)
 
 
 # ── refusals
