@@ -20,17 +20,34 @@ class Experiment:
 
 
 EXPERIMENTS = {
+    "theorems": Experiment("theorems", "the paper's definitions and theorems, exactly, on random families"),
+    "letters": Experiment(
+        "letters_experiment", "letter replacement, the paper's form and as generation, lengths 1 to 31"
+    ),
+    "styles": Experiment("styles", "both experts act on every token, in different features of it"),
+    "lengths": Experiment("lengths", "trained at 16, tested to 8 times that: what the composition inherits"),
+    "trig": Experiment("trig", "trigonometric proofs that need two and three experts, every step checked"),
+    "task-arithmetic": Experiment("task_arithmetic", "composed outputs against merged weights as fine-tuning goes on"),
     "many-experts": Experiment(
         "many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
     ),
     "skills": Experiment("skills", "chains of skills, each by its own expert, in four training regimes"),
+    "endings": Experiment("endings", "members that end differently: who may stop"),
+    "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
+
+
+def chosen(name: str | None, everything: bool) -> list[str]:
+    """The experiments that were asked for."""
+    if everything == (name is not None):
+        raise TessellmError("expected the name of one experiment, or --all; --list names them")
+    if name is not None and name not in EXPERIMENTS:
+        raise TessellmError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}")
+    return list(EXPERIMENTS) if name is None else [name]
 
 
 def run_experiment(name: str, seed: int, out: Path, size: str) -> dict[str, Any]:
     """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
-    if name not in EXPERIMENTS:
-        raise TessellmError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}")
     if size not in SIZES:
         raise TessellmError(f"unknown size {size!r}; expected one of {', '.join(SIZES)}")
     module: Any = importlib.import_module(f"{__package__}.{EXPERIMENTS[name].module}")

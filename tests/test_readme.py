@@ -1,0 +1,46 @@
+"""The README says what is there: its generated blocks are current, its command table is the command line."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tessellm.cli import app
+from tessellm.recipe import Recipe, read_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_generated_blocks_are_current():
+    check = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout
+
+
+def test_the_command_table_is_the_command_line():
+    shown = set(re.findall(r"^\| `tessellm (\w+)", README, re.MULTILINE))
+    assert shown == {command.name or command.callback.__name__ for command in app.registered_commands}
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_recipe_shown_is_a_recipe():
+    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert set(Recipe.model_validate(yaml.safe_load(block)).experts) == {"math", "coding"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+def test_ready_recipes_are_valid(path):
+    assert read_recipe(path).experts
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f" {page.name}" in navigation, page.name

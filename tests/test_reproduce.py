@@ -1,0 +1,69 @@
+"""`tessellm reproduce`: names, exit codes, the page of all claims."""
+
+import json
+
+import pytest
+
+from tessellm.experiments import registry
+from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.page import write_page
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c4944415408d763f8cfc000000301010018dd8db00000000049454e44ae426082"
+)
+
+
+def made(out, name="letters", holds=True):
+    (out / f"{name}.png").write_bytes(PIXEL)
+    claims = [Claim("a", "x < y & <script>", 0.25, "≥ 0.2", holds), Claim("b", "measured", [1, 2])]
+    return Result(name, claims, 3, "cpu", 1.5, [f"{name}.png"])
+
+
+def test_every_experiment_can_be_imported_and_run():
+    for experiment in registry.EXPERIMENTS.values():
+        module = __import__(f"tessellm.experiments.{experiment.module}", fromlist=["run"])
+        assert callable(module.run)
+
+
+def test_a_result_carries_what_it_was_measured_on(tmp_path):
+    content = made(tmp_path).write(tmp_path)
+    stored = json.loads((tmp_path / "letters.json").read_text())
+    assert stored["seed"] == 3
+    assert stored["claims"][0] == {
+        "id": "a", "statement": "x < y & <script>", "value": 0.25, "target": "≥ 0.2", "holds": True,
+    }  # fmt: skip
+    assert {"commit", "versions", "hardware"} <= set(content)
+
+
+def test_the_page_shows_every_claim_and_escapes_it(tmp_path):
+    made(tmp_path).write(tmp_path)
+    made(tmp_path, "styles", holds=False).write(tmp_path)
+    text = write_page(["letters", "styles"], tmp_path).read_text()
+    assert "1 hold, 1 do not" in text
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+    assert text.count("data:image/png;base64,") == 2
+    assert "does not hold" in text
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_exit_code_says_whether_all_claims_hold(cli, tmp_path, monkeypatch, holds):
+    import tessellm.experiments.letters_experiment as experiment
+
+    monkeypatch.setattr(experiment, "run", lambda seed, out, size: made(out, holds=holds))
+    ran = cli("reproduce", "letters", "--out", tmp_path, "--json", tmp_path / "all.json")
+    assert ran.code == (0 if holds else 1)
+    assert json.loads((tmp_path / "all.json").read_text())["name"] == "letters"
+    assert (tmp_path / "letters.json").is_file()
+
+
+def test_wrong_names_and_sizes_are_refused(cli, tmp_path):
+    assert "did you mean 'letters'" in cli("reproduce", "leters").err
+    assert cli("reproduce", "leters").code == 2
+    assert cli("reproduce").code == 2
+    assert cli("reproduce", "letters", "--all").code == 2
+    assert "expected one of cpu, full" in cli("reproduce", "letters", "--size", "huge").err
+    listed = cli("reproduce", "--list")
+    assert listed.code == 0
+    assert all(name in listed.out for name in registry.EXPERIMENTS)
