@@ -79,7 +79,7 @@ def cost() -> Iterator[str]:
 def claims() -> Iterator[str]:
     yield row("experiment", "claim", "value", "target", "holds")
     yield row(*["---"] * 5)
-    for name in ("many-experts", "skills", "endings", "rule-cost"):
+    for name in ("many-experts", "skills", "blending", "endings", "rule-cost"):
         for claim in load(name)["claims"]:
             if claim["target"]:
                 holds = "yes" if claim["holds"] else "no"
