@@ -49,7 +49,7 @@ def recipes(size: str) -> dict[str, Recipe]:
     if size == "cpu":
         shape = Shape(chains.VOCABULARY, 64, 2, 2)
         quick = Recipe(
-            shape, regimes=("aligned", "aware"), skills=(1, 2, 4, 6), steps=2, base_updates=400, base_rows=32,
+            shape, regimes=("aware",), skills=(1, 2, 4, 6), steps=2, base_updates=400, base_rows=32,
             base_rate=3e-3, expert_updates=2000, expert_rows=24, expert_rate=3e-3,
         )  # fmt: skip
         return {"2 layers, 64 wide": quick}
@@ -134,19 +134,16 @@ def claims_of(table: Table, label: str, targets: bool) -> list[Claim]:
     easy = tuple(r for r in ("aligned", "aware", "clean") if r in present)
     deficit = max(c["rules"]["eq2"]["share"] - c["rules"]["evidence"]["share"] for c in table)
     wanted = [
-        ("chain-1", f"one skill, {', '.join(easy)}: worst share of the oracle", worst_ratio(table, easy, (1,)), 0.99),
-        (
-            "aligned",
-            "chains 2 and 3, aligned: worst share of the oracle",
-            worst_ratio(table, ("aligned",), (2, 3)),
-            0.97,
-        ),
-        ("aware", "chains 2 and 3, aware: worst share of the oracle", worst_ratio(table, ("aware",), (2, 3)), 0.90),
+        ("chain-1", f"one skill, {', '.join(easy)}: worst share of the oracle", easy, (1,), 0.99),
+        ("aligned", "chains 2 and 3, aligned: worst share of the oracle", ("aligned",), (2, 3), 0.97),
+        ("aware", "chains 2 and 3, aware: worst share of the oracle", ("aware",), (2, 3), 0.90),
     ]
-    claims = [
-        Claim(f"{id_} ({label})", text, round(v, 4), f"≥ {t}" if targets else None, v >= t if targets else None)
-        for id_, text, v, t in wanted
-    ]
+    claims = []
+    for id_, text, regimes, lengths, target in wanted:
+        if present.issuperset(regimes):
+            value = worst_ratio(table, regimes, lengths)
+            goal = (f"≥ {target}", value >= target) if targets else (None, None)
+            claims.append(Claim(f"{id_} ({label})", text, round(value, 4), *goal))
     holds = deficit <= 0.02 if targets else None
     text = "the most that Eq. 2 is ahead of the default rule in any cell"
     return [*claims, Claim(f"eq2 ({label})", text, round(deficit, 4), "≤ 0.02" if targets else None, holds)]
