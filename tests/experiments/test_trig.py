@@ -5,10 +5,12 @@ import math
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.experiments import trig
+from tessellm.experiments import trig, trig_members
+from tessellm.experiments.stacked import Shape
 from tessellm.experiments.trig_expressions import (
     FUNCTIONS,
     ExpressionError,
@@ -147,6 +149,46 @@ def test_a_prover_that_is_stuck_copies_and_proves_nothing():
 
 def test_skeletons_blank_numbers_out():
     assert skeleton(line("2 ( 1 + tan² ) + 13")) == "N ( 1 + tan² ) + N"
+
+
+@quick
+@given(kinds, st.integers(0, 10**6))
+def test_labels_are_what_each_prover_says_at_each_word(needs, seed):
+    problem = random_problem(needs, random.Random(seed), test=True)
+    for prover in trig_members.PROVERS:
+        words, said = list(problem.prompt), []
+        for word in problem.continuation:
+            said.append(prover.next_word(words))
+            words.append(word)
+        assert said == trig_members.said(prover, problem)
+
+
+def test_training_texts_need_one_identity_at_most_and_their_labels_differ_there_alone():
+    texts, labels = trig_members.pool(60, random.Random(0))
+    base, sine, tangent, cotangent, union = labels
+    counted = base >= 0
+    assert torch.equal(counted, union >= 0)
+    following = torch.roll(texts, -1, 1)
+    assert torch.equal(union[counted], following[counted])  # one model of all identities learns the proofs themselves
+    departs = torch.stack([expert != base for expert in (sine, tangent, cotangent)])
+    assert int(departs.sum(0).max()) == 1
+    assert (departs.any(2).sum(0) <= 1).all()
+
+
+def test_trained_members_go_through_the_checker(monkeypatch):
+    monkeypatch.setattr(trig_members, "SHAPE", Shape(len(VOCABULARY) + 1, width=16, layers=1, heads=2, context=256))
+    monkeypatch.setattr(trig, "TRAINING", {"cpu": trig.Training(20, (2, 2), 4)})
+    claims = {claim.id: claim for claim in trig.trained_claims(trig.TRAINING["cpu"], 2, seed=0)}
+    assert set(claims["trained-table"].value) == {
+        "base",
+        "expert 1",
+        "expert 2",
+        "expert 3",
+        "one model of all",
+        "composed",
+    }
+    assert claims["trained-two"].value == 0.0
+    assert claims["trained-alone"].holds
 
 
 def test_a_short_run_holds(tmp_path, monkeypatch):

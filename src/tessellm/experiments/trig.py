@@ -34,6 +34,18 @@ PROBLEMS = {"cpu": 30, "full": 300}
 
 
 @dataclass(frozen=True)
+class Training:
+    """How trained members are made."""
+
+    texts: int
+    steps: tuple[int, int]
+    batch: int
+
+
+TRAINING = {"full": Training(200_000, (12_000, 4_000), 64)}
+
+
+@dataclass(frozen=True)
 class Written:
     """What a model wrote, and at each word which experts departed from the base and what log Z was."""
 
@@ -43,12 +55,14 @@ class Written:
 
 
 def run(seed: int, out: Path, size: str) -> Result:
-    """Claims, `trig.json` and `trig.png` in `out`."""
+    """Claims, `trig.json` and `trig.png` in `out`. Trained members beside the exact ones in full size only."""
     from .trig_figure import draw
 
     started, rng, count = time.perf_counter(), random.Random(seed), PROBLEMS[size]
     claims = [*generator_claims(10 * count, rng), *expert_claims(count, rng)]
     composed, example = composed_claims(count, rng)
+    if size in TRAINING:
+        composed += trained_claims(TRAINING[size], count, seed)
     figure = draw(out, example[0], example[1])
     tables = {"example": [" ".join(example[0].prompt), " ".join(example[1].words)]}
     seconds = time.perf_counter() - started
@@ -178,3 +192,36 @@ def composed_claims(count: int, rng: random.Random) -> tuple[list[Claim], tuple[
         ),
         Claim("log-z", "largest |log Z| at any word (Theorem 2: none)", log_z, "≤ 1e-10", log_z <= 1e-10),
     ], example
+
+
+def trained_claims(training: Training, count: int, seed: int) -> list[Claim]:
+    """Transformers in the provers' places: the same problems, the same checker, beside one model of all identities."""
+    from .trig_members import models, pool, proved, train_members
+
+    rng, device = random.Random(seed), "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(seed)
+    members = train_members(*pool(training.texts, rng), training.steps, training.batch, generator)
+    made = models(members)
+    groups = {"one": [kind for kinds in KINDS[:-2] for kind in kinds], "two": KINDS[-2], "three": KINDS[-1]}
+    problems = {n: [random_problem(rng.choice(g), rng, test=True) for _ in range(count)] for n, g in groups.items()}
+    table = {name: {n: proved(model, p) for n, p in problems.items()} for name, model in made.items()}
+    experts = [name for name in made if name.startswith("expert")]
+    own = []
+    for name, identity in zip(experts, NAMES, strict=True):
+        own.append(proved(made[name], [random_problem(frozenset([identity]), rng, True) for _ in range(count)]))
+    alone, composed = max(table[name]["two"] for name in experts), table["composed"]
+    return [
+        Claim(
+            "trained-own",
+            "trained experts alone, problems of their identity (worst)",
+            min(own),
+            "≥ .95",
+            min(own) >= 0.95,
+        ),
+        Claim("trained-alone", "trained experts alone, problems that need two (best)", alone, "≤ .1", alone <= 0.1),
+        Claim(
+            "trained-two", "trained, composed: problems that need two", composed["two"], "≥ .9", composed["two"] >= 0.9
+        ),
+        Claim("trained-three", "trained, composed: all three", composed["three"], "≥ .8", composed["three"] >= 0.8),
+        Claim("trained-table", "share proved, by model and number of identities needed", table),
+    ]

@@ -20,6 +20,7 @@ VOCABULARY = (PROVE, COLON, EQUALS, DOT, "+", "(", ")", *FUNCTIONS, *NUMBERS)
 NAMES = tuple(IDENTITIES)
 TEST_SHARE = 5  # one skeleton in so many is for tests
 LONGEST_LINE = 28
+MOST_PAIRS = 3
 
 
 def random_problem(needs: frozenset[str], rng: random.Random, test: bool) -> Proof:
@@ -44,11 +45,13 @@ def _small(line: Sum) -> bool:
 
 def _chunks(needs: frozenset[str], rng: random.Random) -> list[list[Term]]:
     wanted, chunks = sorted(needs), []
+    wanted += rng.choices(wanted, k=rng.randint(0, MOST_PAIRS - len(wanted))) if wanted else []
     rng.shuffle(wanted)
-    if NAMES[0] in wanted and len(wanted) > 1 and rng.random() < 0.5:
+    if NAMES[0] in wanted and len(needs) > 1 and rng.random() < 0.5:
         second = next(name for name in wanted if name != NAMES[0])
         chunks.append(_chain(second, rng))
-        wanted = [name for name in wanted if name not in (NAMES[0], second)]
+        wanted.remove(NAMES[0])
+        wanted.remove(second)
     chunks += [_pair(name, rng) for name in wanted]
     chunks += [_plain(rng) for _ in range(rng.randint(0 if chunks else 1, 2))]
     rng.shuffle(chunks)
@@ -108,7 +111,7 @@ class Prover:
             return EQUALS
         return self._continue(before, lines[-1])
 
-    def _candidates(self, before: Sum) -> list[list[str]]:
+    def candidates(self, before: Sum) -> list[list[str]]:
         """This prover's next line, with any of the places it does not know rewritten by others, fewest first."""
         met = redexes(before)
         foreign = [place for place, name in enumerate(met) if name not in self.known]
@@ -119,11 +122,11 @@ class Prover:
 
     def _ended(self, before: Sum, written: list[str]) -> bool:
         """Is the line that is being written a whole one, as far as this prover can tell?"""
-        fitting = [line for line in self._candidates(before) if line[: len(written)] == written]
+        fitting = [line for line in self.candidates(before) if line[: len(written)] == written]
         return bool(fitting) and len(fitting[0]) == len(written)
 
     def _continue(self, before: Sum, written: list[str]) -> str:
-        for line in self._candidates(before):
+        for line in self.candidates(before):
             if len(line) > len(written) and line[: len(written)] == written:
                 return line[len(written)]
         return DOT

@@ -105,6 +105,11 @@ class Proof:
         return [word for line in self.lines for word in (EQUALS, *tokens(line))] + [DOT]
 
     @property
+    def continuation_lines(self) -> list[list[str]]:
+        """The words of every line."""
+        return [tokens(line) for line in self.lines]
+
+    @property
     def needs(self) -> frozenset[str]:
         """The identities that its steps apply."""
         lines = (self.left, *self.lines)
