@@ -54,11 +54,13 @@ def test_is_eq_2_where_at_most_one_expert_differs(experts, vocabulary, spread, s
     logp = one_active(experts, 24, vocabulary, seed, spread, noise)
     tokens = random_tokens(2, 24, vocabulary, seed)
     rule = apply(Evidence(window=8), logp, tokens)
-    # an idle expert's noise moves Eq. 2 by 2·noise a member at most, in log-probability
-    assert total_variation(rule, product(logp)) <= 4 * NOISE * experts * (noise > 0) + 1e-5
-    exact = one_active(experts, 24, vocabulary, seed, spread, 0.0)
+    eq2 = product(logp)
+    # an idle expert's noise moves Eq. 2 by 2·noise a member at most, in log-probability; a divergence below float32's
+    # resolution cannot be told from none, and is worth √(resolution / 2) at most
+    assert total_variation(rule, eq2) <= 4 * NOISE * experts * (noise > 0) + 3e-4
     if noise == 0:
-        torch.testing.assert_close(rule, product(exact), atol=2e-4, rtol=1e-4)
+        differs = (eq2.exp() - logp[0].exp()).abs().sum(-1) > 0.01
+        torch.testing.assert_close(rule[differs], eq2[differs], atol=2e-4, rtol=1e-4)
 
 
 def test_one_expert_speaks_for_itself():
@@ -77,6 +79,15 @@ def test_chunks_agree_with_the_whole(members, cuts, seed):
         out, state = rule(logp[:, :, begin:end], tokens[:, begin:end], mask, state)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+def test_long_texts_are_read_in_blocks(monkeypatch):
+    rule, logp, tokens = Evidence(), random_logp(4, 2, 150, 9, seed=8), random_tokens(2, 150, 9, 8)
+    mask = torch.ones(2, 150, dtype=torch.bool)
+    blocks = rule.explain(logp, tokens, mask, None)
+    monkeypatch.setattr("tessellm.evidence.BLOCK", 1000)
+    whole = rule.explain(logp, tokens, mask, None)
+    torch.testing.assert_close(blocks, whole)
 
 
 @settings(max_examples=25, deadline=None)

@@ -36,6 +36,7 @@ SURPRISE = 3.0  # a token that surprises every member by this much more than its
 BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
 CAP = 4.0  # one contested step counts at most this much interference (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
+BLOCK = 64  # positions read at once: bounds the memory of long texts
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
 
@@ -189,7 +190,21 @@ class Evidence:
     def explain(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
     ) -> tuple[Tensor, EvidenceState, Trace]:
-        """The rule, and why."""
+        """The rule, and why. Long texts are read in blocks, which changes nothing but the memory that it takes."""
+        if logp_MBTV.shape[2] <= BLOCK:
+            return self.explain_block(logp_MBTV, tokens_BT, mask_BT, state)
+        parts, traces = [], []
+        blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
+        for block in blocks:
+            logp_BTV, state, trace = self.explain_block(*block, state)
+            parts.append(logp_BTV)
+            traces.append(trace)
+        assert state is not None
+        return torch.cat(parts, 1), state, Trace(*(torch.cat(pieces, 1) for pieces in zip(*traces, strict=True)))
+
+    def explain_block(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
+    ) -> tuple[Tensor, EvidenceState, Trace]:
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         mask_BT = mask_BT.bool()
         state = self.start(logp_MBTV) if state is None else state
