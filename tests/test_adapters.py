@@ -45,7 +45,7 @@ def test_members_are_what_peft_and_the_base_compute(members_dir: Path) -> None:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_experts_share_one_copy_of_the_base(members_dir: Path, dtype: torch.dtype | None) -> None:
     experts = {f"e{i}": members_dir / ("lora_math" if i % 2 else "lora_coding") for i in range(4)}
-    model = tessellm.compose(members_dir / "base", experts)
+    model = tessellm.compose(members_dir / "base", experts, rule="product")
     before = logits(model)
     if dtype is not None:
         model.to(dtype)

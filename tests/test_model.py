@@ -28,6 +28,7 @@ def family(archs: list[str], seed: int = 0) -> list:
 
 def composition(models: list, weights: list[float] | None = None, **options) -> tessellm.ComposedForCausalLM:
     experts = dict(zip(NAMES, models[1:], strict=False))
+    options = {"rule": "product", **options}
     return tessellm.compose(
         models[0], experts, weights=dict(zip(experts, weights or [1.0] * len(experts), strict=True)), **options
     )

@@ -19,7 +19,9 @@ from stateful import BestPredictor
 
 def composition(joints, **options):
     base, *experts = (language_model(logp) for logp in joints)
-    return tessellm.compose(base, {f"e{i}": expert for i, expert in enumerate(experts, 1)}, **options)
+    return tessellm.compose(
+        base, {f"e{i}": expert for i, expert in enumerate(experts, 1)}, **{"rule": "product", **options}
+    )
 
 
 def law_of(found, shape, row=0):
@@ -137,7 +139,7 @@ def exact_by_forward(model, prompt, vocabulary, length, end):
 def test_real_architectures_with_early_ends_and_padding(arch):
     """Transformers of 4 tokens, every sequence enumerated through forward; prompts of two lengths, padded left."""
     base = build_model(arch, 0, vocab_size=4)
-    model = tessellm.compose(base, {"one": perturbed(base, 1, 0.3), "two": perturbed(base, 2, 0.3)})
+    model = tessellm.compose(base, {"one": perturbed(base, 1, 0.3), "two": perturbed(base, 2, 0.3)}, rule="product")
     ids = torch.tensor([[0, 0, 1, 3], [3, 1, 3, 1]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     found = particles.sample(model, ids, mask, particles=4000, max_new_tokens=4, seed=0)
@@ -155,7 +157,7 @@ def test_real_architectures_with_early_ends_and_padding(arch):
 
 def test_one_expert_is_sampled_with_equal_weights():
     base = build_model("llama", 0)
-    model = tessellm.compose(base, {"one": perturbed(base, 1)})
+    model = tessellm.compose(base, {"one": perturbed(base, 1)}, rule="product")
     found = particles.sample(model, torch.tensor([[5, 6]]), particles=8, max_new_tokens=5, seed=0)
     assert found.log_z.abs().max() < 1e-5
     assert not found.resampled.any()
@@ -187,7 +189,7 @@ def test_members_that_contradict_each_other():
 
 def test_what_is_refused():
     base = build_model("llama", 0)
-    model = tessellm.compose(base, {"one": perturbed(base, 1)})
+    model = tessellm.compose(base, {"one": perturbed(base, 1)}, rule="product")
     ids = torch.tensor([[5, 6]])
     with pytest.raises(ValueError, match="particles ≥ 1"):
         particles.sample(model, ids, particles=0)

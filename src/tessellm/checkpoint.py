@@ -142,6 +142,7 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     ends = {entry["name"]: tuple(entry["end_ids"]) for entry in config.members}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
+    model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.tokenizer = load_tokenizer(folder, loading)
     model.notes = tuple(getattr(config, "notes", model.notes))

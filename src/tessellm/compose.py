@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
 from .model import ComposedConfig, ComposedForCausalLM
-from .rules import RULES, Rule, describe_rule, make_rule
+from .rules import DEFAULT, RULES, Rule, describe_rule, make_rule
 from .shared_tensors import share_identical
 from .termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
@@ -24,9 +24,9 @@ def compose(
     base: str | Path | PreTrainedModel | Mapping[str, Any] | MemberSpec,
     experts: Mapping[str, Any],
     *,
-    rule: str | Mapping[str, Any] | Rule = "product",
+    rule: str | Mapping[str, Any] | Rule = DEFAULT,
     weights: Mapping[str, float] | None = None,
-    termination: str = "rule",
+    termination: str | None = None,
     device_map: str | int | Mapping[str, Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     **loading: Any,
@@ -35,13 +35,16 @@ def compose(
 
     A member is a hub id, a local folder, the folder of a PEFT adapter, a loaded model, or a mapping with `source` and
     any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping with
-    `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `device_map` is one
-    device or placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that
-    was given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
+    `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `termination` says
+    who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
+    placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
+    given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
     how members are loaded.
     """
     specs = member_specs(base, experts, weights, device_map)
-    rule_entry(rule)  # what is wrong with it should show before anything is loaded
+    entry = rule_entry(rule)  # what is wrong with it should show before anything is loaded
+    if termination is None:
+        termination = RULES[entry["name"]].termination if entry["name"] in RULES else "rule"
     check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     return assemble(members, rule, termination)
@@ -113,11 +116,10 @@ def load_members(
 def assemble(
     members: Sequence[Member],
     rule: str | Mapping[str, Any] | Rule,
-    termination: str = "rule",
+    termination: str,
     vocabulary: Vocabulary | None = None,
 ) -> ComposedForCausalLM:
     """Loaded members, made one model."""
-    check_termination(termination)
     vocabulary = vocabulary or agree([_speaker(member) for member in members])
     contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(

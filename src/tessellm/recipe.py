@@ -4,8 +4,8 @@
     experts:
       math: MergeBench/gemma-2-2b_math
       coding: {source: MergeBench/gemma-2-2b_coding, weight: 0.8}
-    rule: product                   # or {name: product, …parameters}
-    termination: rule
+    rule: evidence                  # or product, or {name: evidence, …parameters}
+    termination: owner              # who may stop; by default what suits the rule
     dtype: bfloat16
     device_map: {base: "cuda:0", math: "cuda:1", coding: "cuda:1"}
 
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .compose import compose
 from .errors import RecipeError, nearest
 from .model import ComposedForCausalLM
+from .rules import DEFAULT
 
 
 class _Strict(BaseModel):
@@ -54,8 +55,8 @@ class Recipe(_Strict):
 
     base: MemberEntry
     experts: dict[str, MemberEntry] = Field(min_length=1)
-    rule: str | dict[str, Any] = "product"
-    termination: str = "rule"
+    rule: str | dict[str, Any] = DEFAULT
+    termination: str | None = None
     dtype: str | None = None
     device_map: str | int | dict[str, str | int] | None = None
     attn_implementation: str | None = None

@@ -142,13 +142,16 @@ class RuleEntry:
     make: Callable[..., Rule]
     summary: str
     reference: str
+    termination: str = "rule"  # who may stop, where the user does not say
 
 
+DEFAULT = "evidence"
 RULES: dict[str, RuleEntry] = {
     "evidence": RuleEntry(
         Evidence,
         "Eq. 2 while the members are compatible, else the owner that the evidence singles out",
-        "docs/rules.md",
+        "docs/rules.md; equals arXiv 2605.28304, Eq. 2 where its theory holds",
+        termination="owner",
     ),
     "product": RuleEntry(Product, "add log-probabilities, subtract the base's k−1 times", "arXiv 2605.28304, Eq. 2"),
     "owner": RuleEntry(gates.Owner, "the most divergent expert speaks alone", "docs/rules.md"),

@@ -18,7 +18,7 @@ BLOCKS = ((2,), (0, 3), (1,))
 
 def composition(joints):
     base, *experts = (language_model(logp) for logp in joints)
-    return tessellm.compose(base, {f"e{i}": expert for i, expert in enumerate(experts, 1)})
+    return tessellm.compose(base, {f"e{i}": expert for i, expert in enumerate(experts, 1)}, rule="product")
 
 
 def texts_of(model, count, length, seed=0):
@@ -126,7 +126,7 @@ def test_projective_from_samples():
 
 def test_padding_never_counts_and_real_architectures_run():
     base = build_model("llama", 0)
-    model = tessellm.compose(base, {"one": build_model("llama", 1), "two": build_model("llama", 2)})
+    model = tessellm.compose(base, {"one": build_model("llama", 1), "two": build_model("llama", 2)}, rule="product")
     ids = torch.randint(4, 60, (3, 10), generator=torch.Generator().manual_seed(0))
     alone = sampled.jointly_factorizable(model, ids[:1, 4:])
     mask = torch.ones_like(ids)

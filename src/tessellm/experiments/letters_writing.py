@@ -91,7 +91,7 @@ def evaluate(members: Params, strings: int, generator: torch.Generator) -> list[
     for seed in range(seeds):
         strings_BN = random_strings(lengths_B, generator)
         models = [to_gpt2(members, SHAPE, len(REPLACEMENTS) * seed + m) for m in range(len(REPLACEMENTS))]
-        models.append(compose(models[0], {"one": models[1], "two": models[2]}))
+        models.append(compose(models[0], {"one": models[1], "two": models[2]}, rule="product"))
         wanted_BT, right, alone = answers(strings_BN, REPLACEMENTS), {}, torch.zeros(FIELD)
         for name, model, tasks in zip(NAMES, models, TASKS, strict=True):
             written_BT = write(model, fields(strings_BN))

@@ -126,7 +126,7 @@ def whole_claims(
 
 
 def compose_two(base: Any, content: Any, style: Any) -> ComposedForCausalLM:
-    return compose(base, {"content": content, "style": style})
+    return compose(base, {"content": content, "style": style}, rule="product")
 
 
 def greedy(model: Any, start_BT: Tensor) -> Tensor:

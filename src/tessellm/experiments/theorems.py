@@ -159,7 +159,7 @@ def counter_example(seed: int) -> tuple[list[Claim], list[dict[str, float]]]:
         [float(law.exp()[f == 1].sum()) for f in features] for law in (stepwise(joints).logp, once(joints).logp)
     )
     base, first, second = (language_model(logp) for logp in joints)
-    model = compose(base, {"first": first, "second": second})
+    model = compose(base, {"first": first, "second": second}, rule="product")
     approach = []
     for count in PARTICLES:
         found = particles.sample(model, torch.tensor([[2]]), particles=count, max_new_tokens=3, seed=seed)
