@@ -49,8 +49,8 @@ def recipes(size: str) -> dict[str, Recipe]:
     if size == "cpu":
         shape = Shape(chains.VOCABULARY, 64, 2, 2)
         quick = Recipe(
-            shape, regimes=("aware",), skills=(1, 2, 4, 6), steps=2, base_updates=400, base_rows=32,
-            base_rate=3e-3, expert_updates=2000, expert_rows=24, expert_rate=3e-3,
+            shape, regimes=("aligned", "aware"), skills=(1, 4, 6), steps=2, base_updates=400, base_rows=32,
+            base_rate=3e-3, expert_updates=1600, expert_rows=24, expert_rate=2e-3,
         )  # fmt: skip
         return {"2 layers, 64 wide": quick}
     shape = Shape(chains.VOCABULARY, 256, 4, 4)
@@ -90,7 +90,7 @@ def measure(members: Members, seeds: list[int], prompts_a_cell: int, log: Callab
     recipe = members.recipe
     device = next(iter(members.bases.values())).device
     table: Table = []
-    counts = [k for k in (2, 4, 6, 8) if k <= len(recipe.skills)]
+    counts = sorted({min(k, len(recipe.skills)) for k in (2, 4, 6, 8)})
     for regime in recipe.regimes:
         for experts in counts:
             for chain in range(1, recipe.steps + 1):
