@@ -8,6 +8,7 @@ import torch
 import tessellm
 from tessellm import particles
 from tessellm.errors import PromptError
+from tessellm.rules import Product
 from tessellm.theory import once, stepwise
 from tessellm.theory.families import factorized_family, two_bits
 from tessellm.theory.sequences import random_joint, total_variation
@@ -105,6 +106,15 @@ def test_weights_count(joints):
     exact = once(joints, [0.5, -0.3])
     assert total_variation(law_of(found, (3,) * 4), exact.logp) < 0.04
     assert float(found.log_z[0]) == pytest.approx(exact.log_z, abs=0.05)
+
+
+def test_weights_of_a_rule_object_count(joints):
+    rule = composition(joints, rule=Product((0.5, -0.3)))
+    named = composition(joints, weights={"e1": 0.5, "e2": -0.3})
+    options = {"particles": 50, "max_new_tokens": 5, "seed": 2}
+    one, two = (particles.sample(model, start(model), **options) for model in (rule, named))
+    assert torch.equal(one.sequences, two.sequences)
+    torch.testing.assert_close(one.log_z, two.log_z)
 
 
 def test_seeds_draws_and_shapes(joints):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -98,6 +99,7 @@ class _Cloud:
         self, model: ComposedForCausalLM, input_ids: Tensor, mask: Tensor | None, particles: int, ends_E: Tensor
     ):
         self.model, self.ends_E, self.shape = model, ends_E, (len(input_ids), particles)
+        self.weights = cast(Product, model.rule).weights
         pad = model.config.pad_token_id
         self.pad = pad if pad is not None else int(ends_E[0]) if len(ends_E) else 0
         mask = torch.ones_like(input_ids) if mask is None else mask
@@ -127,7 +129,7 @@ class _Cloud:
         """One token by Eq. 2 for every particle that has not ended; weights times Z_t."""
         if self.stale:
             self.logp_MRV, self.composed_RV = self._forward(self.ids_RT[:, -1:], self.mask_RT)
-        score_RV = product_scores(self.logp_MRV, self.model.config.weights)
+        score_RV = product_scores(self.logp_MRV, self.weights)
         token_R = _sample_tokens(score_RV, self.composed_RV, generator).masked_fill(self.finished_R, self.pad)
         log_z_R = score_RV.logsumexp(-1).masked_fill(self.finished_R, 0.0)
         self.log_weight_BN = self.log_weight_BN + log_z_R.view(self.shape)

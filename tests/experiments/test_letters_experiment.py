@@ -54,7 +54,7 @@ def test_a_seeds_members_do_not_depend_on_the_others(generator):
         torch.testing.assert_close(both[name][1], alone[name][0], rtol=1e-4, atol=1e-6)
 
 
-def test_lines_hold_the_field_the_answer_and_its_end(generator):
+def test_lines_hold_the_field_the_answer_and_its_end(generator, monkeypatch):
     strings = random_strings(torch.tensor([1, 31, 5]), generator)
     assert (strings >= 0).sum(1).tolist() == [1, 31, 5]
     prompt, answer = fields(strings), answers(strings, REPLACEMENTS)
@@ -65,9 +65,17 @@ def test_lines_hold_the_field_the_answer_and_its_end(generator):
     inputs, targets, mask = lines(1, 8, generator)
     assert inputs.shape == targets.shape == mask.shape == (8, 2 * FIELD + 1)
     assert (mask.sum(1) == (inputs[:, :FIELD] != DOT).sum(1) + 1).all()
+    monkeypatch.setattr(letters_writing, "SMOOTHING", 0.0)
+    _, targets, mask = lines(1, 50, generator)
     counted = targets[mask.bool()]
     assert ((counted < len(ALPHABET)) | (counted == END)).all()
     assert not (counted == ALPHABET.index("A")).any()  # expert 1 writes K instead
+
+
+def test_every_length_is_trained_on(generator):
+    counts = torch.bincount(letters_writing.random_lengths(20_000, generator), minlength=FIELD + 1)
+    assert counts[0] == 0
+    assert (counts[1:] > 0.015 * 20_000).all()
 
 
 def test_a_short_run_writes_claims_and_figure(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ FIELD = 31
 DOT, PROMPT_END, END = (len(ALPHABET) + i for i in range(3))
 SHAPE = Shape(vocabulary=len(ALPHABET) + 3, width=64, layers=2, heads=2, context=2 * FIELD + 2)
 EXCHANGED = 0.3  # the share of answer letters that are read exchanged, in half of the lines
+SMOOTHING = 0.01  # the share of targets that are any token: members agree about what nobody means
 FAVOURED = 0.2  # the share of an expert's letters that are the one it replaces
 
 
@@ -44,6 +45,13 @@ def random_strings(lengths_B: Tensor, generator: torch.Generator, favoured: Sequ
     return strings_BN.masked_fill(torch.arange(FIELD) >= lengths_B.unsqueeze(-1), -1)
 
 
+def random_lengths(count: int, generator: torch.Generator) -> Tensor:
+    """Half of them even over 1–31, a quarter rather short, a quarter rather long: the last places get their share."""
+    two_2B = torch.randint(1, FIELD + 1, (2, count), generator=generator)
+    kind_B = torch.randint(4, (count,), generator=generator)
+    return torch.where(kind_B == 0, two_2B.amin(0), torch.where(kind_B == 1, two_2B.amax(0), two_2B[0]))
+
+
 def answers(strings_BN: Tensor, replacements: Sequence[dict[str, str]]) -> Tensor:
     """What must be written, [B, 32]: the transformed string, then end tokens."""
     written_BN = torch.where(strings_BN < 0, END, transform(strings_BN.clamp_min(0), replacements))
@@ -52,7 +60,7 @@ def answers(strings_BN: Tensor, replacements: Sequence[dict[str, str]]) -> Tenso
 
 def lines(member: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and loss mask for one member, each [B, 63]."""
-    lengths_B = torch.randint(1, FIELD + 1, (2, batch), generator=generator).amax(0)  # the last places get their share
+    lengths_B = random_lengths(batch, generator)
     strings_BN = random_strings(lengths_B, generator, tuple(REPLACEMENTS[member]))
     prompt_BT, answer_BT = fields(strings_BN), answers(strings_BN, [REPLACEMENTS[member]])
     random_BT = torch.randint(len(ALPHABET), answer_BT.shape, generator=generator)
@@ -60,7 +68,9 @@ def lines(member: int, batch: int, generator: torch.Generator) -> tuple[Tensor, 
     exchanged_BT = (torch.rand(answer_BT.shape, generator=generator) < share_B1) & (answer_BT != END)
     read_BT = torch.where(exchanged_BT, random_BT, answer_BT)
     inputs = torch.cat([prompt_BT, read_BT[:, :-1]], dim=1)
-    targets = torch.cat([prompt_BT[:, 1:], answer_BT], dim=1)
+    anything_BT = torch.randint(SHAPE.vocabulary, answer_BT.shape, generator=generator)
+    smoothed_BT = torch.rand(answer_BT.shape, generator=generator) < SMOOTHING
+    targets = torch.cat([prompt_BT[:, 1:], torch.where(smoothed_BT, anything_BT, answer_BT)], dim=1)
     first_end_BT = (answer_BT == END).cumsum(1) <= 1
     mask = torch.cat([torch.zeros_like(prompt_BT[:, 1:]), first_end_BT.long()], dim=1)
     return inputs, targets, mask.float()

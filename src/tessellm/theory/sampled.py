@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM, mask_rows
-from ..rules import product_scores
+from ..rules import Product, product_scores
 from .definitions import second_largest
 
 MEASURES = ("nats", "total variation")
@@ -130,7 +130,7 @@ def interference(
     seed: int = 0,
 ) -> Estimate:
     """|log Z| of Eq. 2 at each row: zero under Definitions 1 and 4."""
-    weights = model.config.weights
+    weights = model.rule.weights if isinstance(model.rule, Product) else model.config.weights
     found = [
         (product_scores(logp_MBTV, weights).logsumexp(-1).abs(), mask_BT)
         for logp_MBTV, mask_BT in _rows(model, input_ids, attention_mask, start)
