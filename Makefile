@@ -22,7 +22,7 @@ unit: $(VENV)/.test
 	$(BIN)/pytest
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/reference_overhead.py

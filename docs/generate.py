@@ -6,6 +6,7 @@ The tree's comments are the first lines of the modules' docstrings.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,45 @@ FOLDERS = {
     "results/": "JSON and figures with commit, seed, versions and hardware",
 }
 
+HEADLINES = [  # (result, claim): what the README's table shows
+    ("many-experts", "thirteen"),
+    ("many-experts", "collapse"),
+    ("skills", "chain-1 (4 layers, 256 wide)"),
+    ("skills", "aligned (4 layers, 256 wide)"),
+    ("skills", "aware (4 layers, 256 wide)"),
+    ("skills", "eq2 (4 layers, 256 wide)"),
+    ("skills-small", "aware (2 layers, 128 wide)"),
+    ("endings", "evidence-owner-ends"),
+    ("blending", "evidence"),
+    ("rule-cost", "whole-3"),
+    ("theorems", "theorem-1"),
+    ("theorems", "theorem-2"),
+    ("theorems", "gap-eq-2"),
+    ("theorems", "gap-particles"),
+    ("letters", "position-wise-composed"),
+    ("letters", "autoregressive-composed"),
+    ("reference-overhead", "step, product, batch 1"),
+    ("reference-overhead", "step, evidence, batch 1"),
+]
+MARKS = {True: "yes", False: "**no**", None: ""}
+
+
+def results() -> Iterator[str]:
+    yield "| experiment | claim | measured | target | holds | seed, on |"
+    yield "|---|---|---|---|---|---|"
+    for name, claim_id in HEADLINES:
+        content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        (claim,) = [claim for claim in content["claims"] if claim["id"] == claim_id]
+        cells = [name, claim["statement"], shown(claim["value"]), claim["target"] or "", MARKS[claim["holds"]]]
+        cells.append(f"{content['seed']}, {content['hardware']}")
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(shown(item) for item in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
 
 def purpose_of(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -29,6 +69,7 @@ def purpose_of(path: Path) -> str:
 
 
 def tree() -> Iterator[str]:
+    yield "```text"
     yield "src/tessellm/"
     package = ROOT / "src" / "tessellm"
     for path in sorted(package.iterdir(), key=lambda path: (path.is_dir(), path.name)):
@@ -38,10 +79,11 @@ def tree() -> Iterator[str]:
             yield f"  {path.name + '/':<20} {purpose_of(path / '__init__.py')}"
     for name, purpose in FOLDERS.items():
         yield f"{name:<22} {purpose}"
+    yield "```"
 
 
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
-    block = "\n".join([f"<!-- {name} -->", "```text", *lines, "```", f"<!-- end {name} -->"])
+    block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
     assert found.search(text), f"README.md has no block {name!r}"
     return found.sub(lambda _: block, text)
@@ -49,7 +91,7 @@ def with_block(text: str, name: str, lines: Iterator[str]) -> str:
 
 def main() -> int:
     text = README.read_text(encoding="utf-8")
-    current = with_block(text, "tree", tree())
+    current = with_block(with_block(text, "tree", tree()), "results", results())
     if "--check" in sys.argv:
         if current != text:
             print("README.md is out of date: run python docs/generate.py")

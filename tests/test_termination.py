@@ -8,7 +8,9 @@ from torch import Tensor
 
 from tessellm.evidence import Evidence
 from tessellm.rules import Product, product
-from tessellm.termination import CONSERVATIVE, POLICIES, Terminated, stop_logp, stop_sets
+from tessellm.termination import CONSERVATIVE, POLICIES, Terminated, as_event, ends_of, release
+
+import termination_reference as slow
 
 STOPS = ((7,), (7,), (6, 7), (5,))
 
@@ -24,7 +26,7 @@ def run(rule: Terminated, logp: Tensor, seed: int = 0) -> Tensor:
 
 def test_stop_events_add_up_all_end_tokens_of_a_member():
     logp = members(4, 2, 3, 8, seed=0)
-    h = stop_logp(logp, stop_sets(STOPS, 8)).exp()
+    h = as_event(logp, ends_of(STOPS, logp.device))[1].exp()
     torch.testing.assert_close(h[2], logp[2, ..., 6:].exp().sum(-1))
     torch.testing.assert_close(h[3], logp[3, ..., 5].exp())
 
@@ -83,3 +85,28 @@ def test_wrong_policies_say_what_is_known():
         Terminated(Product(), STOPS, "never")
     with pytest.raises(ValueError, match="end token"):
         Terminated(Product(), ((), ()), "owner")
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([1.0, 4.0, 9.0]))
+def test_the_fast_form_equals_the_slow_one(seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    logp = (torch.randn(4, 2, 3, 8, generator=generator) * scale).double().log_softmax(-1)
+    ends, stop_MV, event = ends_of(STOPS, logp.device), slow.stop_sets(STOPS, 8), 5
+    seen, log_h = as_event(logp, ends)
+    torch.testing.assert_close(log_h, slow.stop_logp(logp, stop_MV), atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.exp(), slow.as_event(logp, stop_MV, event).exp(), atol=1e-5, rtol=0)
+    spoken = seen[1]
+    share = torch.rand(4, 2, 3, generator=generator).double().softmax(0)
+    h = torch.rand(2, 3, generator=generator).double().log()
+    fast = release(logp, ends, spoken, h, share)
+    torch.testing.assert_close(
+        fast.exp(), slow.release(logp, stop_MV, event, spoken, h, share).exp(), atol=1e-5, rtol=0
+    )
+
+
+def test_a_member_with_nothing_but_foreign_ends_stops():
+    logp = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.4, 0.6]]).log()[:, None, None]
+    seen, log_h = as_event(logp, ends_of(((2,), (1,)), logp.device))
+    torch.testing.assert_close(log_h[1].exp().item(), 1.0)
+    torch.testing.assert_close(seen.exp().sum(-1), torch.ones(2, 1, 1))

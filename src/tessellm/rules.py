@@ -58,13 +58,9 @@ def product(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None)
 def product_scores(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:
     """Eq. 2 before it is normalised. The log of its sum over the vocabulary is log Z, the interference."""
     count_M = member_counts(weights_K, logp_MBV)
-    score_BV = torch.zeros_like(logp_MBV[0], dtype=working_dtype(logp_MBV))
-    for logp_BV, count in zip(logp_MBV, count_M.unbind(), strict=True):
-        logp_BV = logp_BV.to(score_BV.dtype)
-        floored_BV = logp_BV.clamp_min(LOG_FLOOR)
-        vetoed_BV = (count > 0) & (logp_BV == -torch.inf)
-        score_BV = torch.where(vetoed_BV, -torch.inf, score_BV + count * floored_BV)
-    return score_BV
+    floor_M = torch.where(count_M > 0, -torch.inf, LOG_FLOOR)  # a positive member may say "impossible", others not
+    floored_MBV = torch.maximum(logp_MBV.to(count_M.dtype), floor_M.view(-1, *[1] * (logp_MBV.ndim - 1)))
+    return torch.tensordot(count_M, floored_MBV, dims=1)
 
 
 def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) -> Tensor:
@@ -82,7 +78,7 @@ def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) 
 
 def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
     """Log-softmax; rows in which nothing is possible become the fallback."""
-    impossible_B1 = (score_BV == -torch.inf).all(-1, keepdim=True)
+    impossible_B1 = score_BV.amax(-1, keepdim=True) == -torch.inf
     return torch.where(impossible_B1, fallback.to(score_BV.dtype), score_BV).log_softmax(-1)
 
 

@@ -13,53 +13,65 @@ token, and a policy decides its probability h:
 A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base. The
 probability of stopping is shared out over the end tokens of the member that it came from. Imports torch alone.
 
-Shapes: M members (0 is the base), B batch, T time, V vocabulary.
+Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens of any member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 POLICIES = ("rule", "owner", "any", "mean", "base")
 CONSERVATIVE = frozenset({"rule", "owner"})
+TINY = 1e-7  # no member is surer than this that it stops
 
 
-def stop_sets(stops: Sequence[Sequence[int]], vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
-    """True where a token ends a member's text: [M, V]."""
-    stop_MV = torch.zeros(len(stops), vocabulary, dtype=torch.bool, device=device)
-    for member, ids in enumerate(stops):
-        stop_MV[member, list(ids)] = True
-    return stop_MV
+class Ends(NamedTuple):
+    """The end tokens of all members, and whose each is."""
+
+    token_E: Tensor
+    own_ME: Tensor
+
+    @property
+    def event(self) -> int:
+        """Where in E the stop event stands while the inner rule runs: the smallest id."""
+        return 0
 
 
-def stop_logp(logp_MBTV: Tensor, stop_MV: Tensor) -> Tensor:
-    """log h_m: [M, B, T]."""
-    return logp_MBTV.masked_fill(~stop_MV[:, None, None], -torch.inf).logsumexp(-1)
+@lru_cache(maxsize=64)
+def ends_of(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
+    """The members' end tokens as tensors, made once a device."""
+    tokens = sorted({token for ids in stops for token in ids})
+    own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
+    return Ends(torch.tensor(tokens, device=device), own_ME)
 
 
-def as_event(logp_MBTV: Tensor, stop_MV: Tensor, event: int) -> Tensor:
-    """Every member with its stop event on one token. Another member's end token is no continuation either: its mass
-    is spread over the rest."""
-    event_MBT = stop_logp(logp_MBTV, stop_MV)
-    ends_V = stop_MV.any(0)
-    go_MBTV = logp_MBTV.masked_fill(ends_V, -torch.inf)
-    nothing_MBT1 = (go_MBTV == -torch.inf).all(-1, keepdim=True)  # all on end tokens: no opinion on the rest
-    go_MBTV = torch.where(nothing_MBT1 & ~ends_V, 0.0, go_MBTV).log_softmax(-1)
-    go_MBTV = go_MBTV + torch.log1p(-event_MBT.exp().clamp_max(1 - 1e-7))[..., None]
-    go_MBTV[..., event] = event_MBT
-    return go_MBTV.log_softmax(-1)
+def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    """Every member with its stop event on one token, and log h_m [M, B, T]. Another member's end token is no
+    continuation either: its mass is spread over the rest. A member that knows nothing but end tokens stops."""
+    own_MBTE = logp_MBTV.index_select(-1, ends.token_E).masked_fill(~ends.own_ME[:, None, None], -torch.inf)
+    go_MBTV = logp_MBTV.index_fill(-1, ends.token_E, -torch.inf)
+    total_MBT = go_MBTV.logsumexp(-1)
+    nothing_MBT = total_MBT == -torch.inf
+    log_h_MBT = own_MBTE.logsumexp(-1).masked_fill(nothing_MBT, 0.0)
+    shift_MBT = torch.where(nothing_MBT, 0.0, log_left(log_h_MBT) - total_MBT)
+    columns_MBTE = torch.full_like(own_MBTE, -torch.inf)
+    columns_MBTE[..., ends.event] = log_h_MBT
+    return (go_MBTV + shift_MBT[..., None]).index_copy(-1, ends.token_E, columns_MBTE), log_h_MBT
+
+
+def log_left(log_h: Tensor) -> Tensor:
+    """log(1 − h), finite."""
+    return torch.log1p(-log_h.exp().clamp_max(1 - TINY))
 
 
 def most_divergent(event_MBT: Tensor) -> Tensor:
     """The expert whose stop event differs most from the base's: [B, T]."""
-    stop, go = event_MBT, torch.log1p(-event_MBT.exp().clamp_max(1 - 1e-7))
-    floor = -1e4
-    stop, go = stop.clamp_min(floor), go.clamp_min(floor)
+    stop, go = event_MBT.clamp_min(-1e4), log_left(event_MBT)
     divergence_KBT = stop[1:].exp() * (stop[1:] - stop[0]) + go[1:].exp() * (go[1:] - go[0])
     return divergence_KBT.argmax(0) + 1
 
@@ -98,18 +110,17 @@ class Terminated:
             out: tuple[Tensor, Any] = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
             return out
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
-        stop_MV = stop_sets(self.stops, logp_MBTV.shape[-1], logp_MBTV.device)
-        event = min(token for ids in self.stops for token in ids)
-        seen_MBTV = as_event(logp_MBTV, stop_MV, event)
-        heard_BT = torch.where(stop_MV.any(0)[tokens_BT], event, tokens_BT)
+        ends = ends_of(self.stops, logp_MBTV.device)
+        seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
+        heard_BT = torch.where(torch.isin(tokens_BT, ends.token_E), ends.token_E[ends.event], tokens_BT)
         trace = None
         if hasattr(self.rule, "explain"):
             logp_BTV, state, trace = self.rule.explain(seen_MBTV, heard_BT, mask_BT, state)
         else:
             logp_BTV, state = self.rule(seen_MBTV, heard_BT, mask_BT, state)
-        event_MBT = seen_MBTV[..., event]
-        log_h_BT, share_MBT = self.decide(event_MBT, logp_BTV[..., event], trace)
-        return release(logp_MBTV, stop_MV, event, logp_BTV, log_h_BT, share_MBT), state
+        spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
+        log_h_BT, share_MBT = self.decide(event_MBT, spoken_BT, trace)
+        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state
 
     def decide(self, event_MBT: Tensor, spoken_BT: Tensor, trace: Any) -> tuple[Tensor, Tensor]:
         """log h, and how much of it comes from each member (sums to one over members)."""
@@ -139,20 +150,17 @@ class Terminated:
         return log_h_BT, (index_M == chosen_BT).to(event_MBT.dtype)
 
 
-def release(
-    logp_MBTV: Tensor, stop_MV: Tensor, event: int, logp_BTV: Tensor, log_h_BT: Tensor, share_MBT: Tensor
-) -> Tensor:
+def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, share_MBT: Tensor) -> Tensor:
     """h on the end tokens of the members that it came from, 1 − h on the rule's continuations."""
-    go_BTV = logp_BTV.masked_fill(stop_MV.any(0), -torch.inf)
-    total_BT1 = go_BTV.logsumexp(-1, keepdim=True)
-    ended_BT1 = total_BT1 == -torch.inf
-    log_h_BT1 = torch.where(ended_BT1, 0.0, log_h_BT[..., None])
-    log_left_BT1 = torch.log1p(-log_h_BT1.exp().clamp_max(1 - 1e-7))
-    go_BTV = torch.where(ended_BT1, -torch.inf, go_BTV - total_BT1 + log_left_BT1)
-    own_MBTV = logp_MBTV.masked_fill(~stop_MV[:, None, None], -torch.inf)
-    none_MBT1 = (own_MBTV == -torch.inf).all(-1, keepdim=True)
-    end_V = stop_MV.any(0) & (torch.arange(stop_MV.shape[1], device=stop_MV.device) == event)
-    fallback_V = torch.where(end_V, 0.0, -torch.inf).to(own_MBTV.dtype)
-    own_MBTV = torch.where(none_MBT1, fallback_V, own_MBTV).log_softmax(-1)
-    end_BTV = (own_MBTV.exp() * share_MBT[..., None]).sum(0).log() + log_h_BT1
-    return torch.logaddexp(go_BTV, end_BTV).log_softmax(-1)
+    end_MBTE = logp_MBTV.index_select(-1, ends.token_E)
+    go_BTV = logp_BTV.index_fill(-1, ends.token_E, -torch.inf)
+    total_BT = go_BTV.logsumexp(-1)
+    ended_BT = total_BT == -torch.inf
+    log_h_BT = log_h_BT.masked_fill(ended_BT, 0.0)
+    go_BTV = go_BTV + torch.where(ended_BT, 0.0, log_left(log_h_BT) - total_BT)[..., None]
+    own_MBTE = end_MBTE.masked_fill(~ends.own_ME[:, None, None], -torch.inf)
+    nothing_MBT1 = (own_MBTE == -torch.inf).all(-1, keepdim=True)  # then the event's own token stands for the end
+    is_event_E = torch.arange(len(ends.token_E), device=ends.token_E.device) == ends.event
+    own_MBTE = torch.where(nothing_MBT1, torch.where(is_event_E, 0.0, -torch.inf).to(own_MBTE.dtype), own_MBTE)
+    end_BTE = (own_MBTE.softmax(-1) * share_MBT[..., None]).sum(0).log() + log_h_BT[..., None]
+    return go_BTV.index_copy(-1, ends.token_E, end_BTE).log_softmax(-1)

@@ -32,6 +32,7 @@ EXPERIMENTS = {
         "many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
     ),
     "skills": Experiment("skills", "chains of skills, each by its own expert, in four training regimes"),
+    "blending": Experiment("blending", "which rules still compose content and style on the same token"),
     "endings": Experiment("endings", "members that end differently: who may stop"),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
