@@ -30,6 +30,8 @@ HEADLINES = [  # (result, claim): what the README's table shows
     ("skills", "aligned (4 layers, 256 wide)"),
     ("skills", "aware (4 layers, 256 wide)"),
     ("skills", "eq2 (4 layers, 256 wide)"),
+    ("skills-small", "chain-1 (2 layers, 128 wide)"),
+    ("skills-small", "aligned (2 layers, 128 wide)"),
     ("skills-small", "aware (2 layers, 128 wide)"),
     ("endings", "evidence-owner-ends"),
     ("blending", "evidence"),
@@ -60,7 +62,7 @@ def results() -> Iterator[str]:
 def shown(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(shown(item) for item in value)
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def purpose_of(path: Path) -> str:
@@ -89,14 +91,22 @@ def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     return found.sub(lambda _: block, text)
 
 
+def figures() -> dict[Path, bytes]:
+    """The results' figures, where the pages can show them."""
+    return {ROOT / "docs" / "images" / path.name: path.read_bytes() for path in (ROOT / "results").glob("*.png")}
+
+
 def main() -> int:
     text = README.read_text(encoding="utf-8")
     current = with_block(with_block(text, "tree", tree()), "results", results())
     if "--check" in sys.argv:
-        if current != text:
-            print("README.md is out of date: run python docs/generate.py")
-        return int(current != text)
+        stale = [path for path, data in figures().items() if not path.is_file() or path.read_bytes() != data]
+        if current != text or stale:
+            print("README.md or docs/images are out of date: run python docs/generate.py")
+        return int(current != text or bool(stale))
     README.write_text(current, encoding="utf-8")
+    for path, data in figures().items():
+        path.write_bytes(data)
     return 0
 
 

@@ -203,3 +203,22 @@ def test_a_lost_base_is_outvoted():
     """Three experts agree on what an idle one says; the base does not, and happens to guess the owner's token."""
     rows = [(0, 1, 2, 3, 4), (11, 11, 11, 11, 11), (7, 4, 7, 4, 4)]
     assert spoken(rows, [0, 9, 11])[2] == 7
+
+
+def test_a_few_contested_steps_in_a_prompt_do_not_silence_sole_claims():
+    """Members that disagree here and there about a prompt, then take turns without a token that all expected: each
+    sole claimant is believed, as Eq. 2 does."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(24, 11, generator=generator) * 0.5
+    logits = base.repeat(4, 1, 1)
+    logits[1, 3, 4] += 3.0
+    logits[2, 3, 5] += 3.0  # one contested step of the prompt
+    for t in range(10, 24):  # the answer: one expert at a time, a new one at each token
+        logits[:, t] = 0.0
+        logits[:, t, 0] = 8.0
+        logits[1 + t % 3, t] = 0.0
+        logits[1 + t % 3, t, 1 + t % 9] = 8.0
+    logp = logits[:, None].log_softmax(-1)
+    tokens = logp[1:].sum(0).sub(2 * logp[0]).argmax(-1).roll(1, -1)
+    out = apply(Evidence(), logp, tokens)
+    torch.testing.assert_close(out[:, 10:].exp(), product(logp)[:, 10:].exp(), atol=2e-2, rtol=0)

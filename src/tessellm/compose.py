@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
 from .model import ComposedConfig, ComposedForCausalLM
-from .rules import DEFAULT, RULES, Rule, describe_rule, make_rule
+from .rules import DEFAULT, RULES, Rule, default_termination, describe_rule, make_rule
 from .shared_tensors import share_identical
 from .termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
@@ -44,7 +44,7 @@ def compose(
     specs = member_specs(base, experts, weights, device_map)
     entry = rule_entry(rule)  # what is wrong with it should show before anything is loaded
     if termination is None:
-        termination = RULES[entry["name"]].termination if entry["name"] in RULES else "rule"
+        termination = default_termination(entry["name"])
     check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     return assemble(members, rule, termination)
@@ -93,7 +93,8 @@ def make_loading(options: Mapping[str, Any]) -> Loading:
     known = Loading.__dataclass_fields__
     for key in options:
         if key not in known:
-            raise TypeError(f"unexpected argument {key!r}; {nearest(key, known)}")
+            every = {*known, *inspect.signature(compose).parameters} - {"loading"}
+            raise TypeError(f"unexpected argument {key!r}; {nearest(key, every)}")
     return Loading(**options)
 
 

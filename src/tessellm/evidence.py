@@ -35,6 +35,7 @@ AGREED = 0.05  # a token that all members expected within this (nats) ends a run
 SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
 BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
 CAP = 4.0  # one contested step counts at most this much interference (nats)
+CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
 BLOCK = 64  # positions read at once: bounds the memory of long texts
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
@@ -60,7 +61,7 @@ class Trace(NamedTuple):
     leader_BT: Tensor  # the expert that the evidence of the run singles out, 0 if it does not
     standing_BT: Tensor  # the last run's leader, 0 before there was one
     log_z_BT: Tensor  # of Eq. 2 over the claimants, about the centre
-    interference_BT: Tensor  # mean |log Z| over the contested steps of the window
+    interference_BT: Tensor  # mean |log Z| of contested steps over the positions of the window
     blended_BT: Tensor  # True where Eq. 2 speaks
 
 
@@ -164,11 +165,12 @@ def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Evidence:
     """The rule object. `trust`: how far behind the best-evidenced expert another may be and still speak (nats).
-    `interference`: how large the mean |log Z| of contested steps may be for Eq. 2 to speak (nats)."""
+    `interference`: how large |log Z|, averaged over the window's positions and 0 where no step is contested, may be for
+    Eq. 2 to speak (nats)."""
 
     window: int = 64
     trust: float = 2.0
-    interference: float = 0.5
+    interference: float = 0.4
     name: str = "evidence"
 
     def __call__(
@@ -210,13 +212,13 @@ class Evidence:
         state = self.start(logp_MBTV) if state is None else state
         rows = read_rows(logp_MBTV)
         credit_BTM, ends_BT = observe(logp_MBTV, rows.entropy_BTM, tokens_BT, mask_BT, state)
-        contested_BT = rows.contested_BT.to(credit_BTM.dtype)
-        cost_BT = rows.log_z_BT.abs().clamp_max(CAP) * contested_BT
-        new_BTF = torch.cat([credit_BTM, torch.stack([ends_BT.to(credit_BTM.dtype), contested_BT, cost_BT], -1)], -1)
+        ends_BT = ends_BT.to(credit_BTM.dtype)
+        cost_BT = rows.log_z_BT.abs().clamp_max(CAP) * rows.contested_BT
+        new_BTF = torch.cat([credit_BTM, torch.stack([ends_BT, torch.ones_like(cost_BT), cost_BT], -1)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         evidence_BTM, standing_BT, interference_BT = self.weigh(window_BTWF)
         speaker_BT = self.choose(rows, evidence_BTM, standing_BT)
-        calm_BT = rows.log_z_BT.abs() <= 2 * self.interference
+        calm_BT = rows.log_z_BT.abs() <= CALM
         blended_BT = calm_BT & (interference_BT <= self.interference)
         best_BT1, ahead_BT1 = evidence_BTM[..., 1:].max(-1, keepdim=True)
         rivals_BT = (evidence_BTM[..., 1:] >= best_BT1 - self.trust).sum(-1)
@@ -234,8 +236,8 @@ class Evidence:
     def weigh(self, window_BTWF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Evidence of the present run, the owner of the last run that had a clear one, and the mean interference. The
         oldest position's token is not evidence: the row that predicted it lies outside the window."""
-        ends_BTW, contested_BTW, cost_BTW = window_BTWF[..., -3:].unbind(-1)
-        interference_BT = cost_BTW.sum(-1) / contested_BTW.sum(-1).clamp_min(1)
+        ends_BTW, there_BTW, cost_BTW = window_BTWF[..., -3:].unbind(-1)
+        interference_BT = cost_BTW.sum(-1) / there_BTW.sum(-1).clamp_min(1)
         window = window_BTWF.shape[-2]
         index_W = torch.arange(window, device=window_BTWF.device)
         sum_BTWM = (window_BTWF[..., :-3] * (index_W > 0)[:, None]).cumsum(-2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import torch
-from transformers import TextStreamer, set_seed
+from transformers import StoppingCriteria, TextStreamer, set_seed
 
 from .errors import PromptError
 from .model import ComposedForCausalLM
@@ -41,7 +41,7 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     """Prompts from the command line (- is standard input) and from a file."""
     import sys
 
-    found = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    found = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     if file is not None:
         found += read_texts(file, "prompt")
     if not found:
@@ -133,7 +133,7 @@ def generate_texts(
         output_BT = generate(
             ids_BT,
             attention_mask=mask_BT,
-            tokenizer=tokenizer,
+            stopping_criteria=[_StopTexts(tokenizer, request.stop, ids_BT.shape[1])] if request.stop else None,
             streamer=streamer,
             **_settings(model, request),
         )
@@ -148,8 +148,6 @@ def _settings(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
     }
     if request.temperature > 0:
         settings.update(temperature=request.temperature, top_p=request.top_p, top_k=0)
-    if request.stop:
-        settings["stop_strings"] = list(request.stop)
     settings["pad_token_id"] = _pad_id(model)
     return settings
 
@@ -202,6 +200,19 @@ def _finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request
 def stop_position(text: str, stops: Sequence[str]) -> int | None:
     """Where the first stop text begins."""
     return min((text.find(stop) for stop in stops if stop in text), default=None)
+
+
+class _StopTexts(StoppingCriteria):
+    """Rows end when a stop text stands in what they wrote. It reads the text itself, so it works for every tokenizer:
+    the library's own criterion reads the vocabulary, and fails where a normaliser changes the case."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_length: int):
+        self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_length :], skip_special_tokens=True)
+        found = [any(stop in text for stop in self.stops) for text in texts]
+        return torch.tensor(found, device=input_ids.device)
 
 
 class _Streamer(TextStreamer):

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import ComposedCache
 from .errors import MemberError, PromptError
-from .rules import Rule, describe_rule, make_rule, with_weights, working_dtype
+from .rules import Rule, default_termination, describe_rule, make_rule, with_weights, working_dtype
 from .termination import Terminated
 from .vocabulary import Alignment
 
@@ -99,17 +99,20 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         devices = {name: str(member.device) for name, member in members.items()}
         if len(set(devices.values())) > 1 or any(hasattr(member, "hf_device_map") for member in members.values()):
             self.hf_device_map = devices  # tells Hugging Face libraries not to move the model
-        self.set_rule(rule or config.rule, config.weights)
+        self.set_rule(rule or config.rule, config.weights, config.termination)
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()
 
     def set_rule(
         self,
-        rule: Mapping[str, Any] | Rule | None = None,
+        rule: str | Mapping[str, Any] | Rule | None = None,
         weights: Sequence[float] | None = None,
         termination: str | None = None,
     ) -> None:
-        """Change the rule (a mapping with `name` and parameters, or a rule object), the weights, or who may stop."""
+        """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
+        A new rule stops as suits it, unless `termination` says otherwise."""
+        if isinstance(rule, str):
+            rule = {"name": rule}
         if isinstance(rule, Mapping):
             parameters = {key: value for key, value in rule.items() if key != "name"}
             rule = make_rule(rule["name"], **parameters)
@@ -118,7 +121,9 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         if weights is not None:
             for member, weight in zip(self.config.members[1:], weights, strict=True):
                 member["weight"] = float(weight)
-        self.config.termination = termination or self.config.termination
+        if termination is None:
+            termination = self.config.termination if rule is None else default_termination(rule.name)
+        self.config.termination = termination
         ends = tuple(tuple(member.get("end_ids", ())) for member in self.config.members)
         stopping = self.config.termination != "rule" and any(ends)
         complete = Terminated(self._plain_rule, ends, self.config.termination) if stopping else self._plain_rule

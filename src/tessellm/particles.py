@@ -196,7 +196,7 @@ def _check(model: ComposedForCausalLM, input_ids: Tensor, particles: int, steps:
     if not isinstance(model.rule, Product):
         raise ValueError(
             f"particles sample from the product of the members; this model's rule is {model.rule.name!r}. "
-            'Use model.set_rule({"name": "product"}), or sample with model.generate'
+            'Use model.set_rule("product"), or sample with model.generate'
         )
     if particles < 1 or steps < 1 or not 0 <= below <= 1:
         raise ValueError(

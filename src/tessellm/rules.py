@@ -170,6 +170,11 @@ def make_rule(name: str, weights: Sequence[float] | None = None, **parameters: A
     return with_weights(RULES[name].make(**parameters), weights)
 
 
+def default_termination(name: str) -> str:
+    """Who may stop, where the user does not say."""
+    return RULES[name].termination if name in RULES else "rule"
+
+
 def with_weights(rule: Rule, weights: Sequence[float] | None) -> Rule:
     """The same rule over weighted experts."""
     if weights is None or all(weight == 1 for weight in weights):
