@@ -17,7 +17,8 @@ from tessellm.tune import tune
 
 @pytest.fixture(scope="module")
 def model(members_dir: Path) -> Any:
-    return tessellm.compose(members_dir / "base", {"math": members_dir / "math", "lora": members_dir / "lora_math"})
+    experts = {"math": members_dir / "math", "lora": members_dir / "lora_math"}
+    return tessellm.compose(members_dir / "base", experts, rule="product")
 
 
 def sample(model: Any, weights: list[float], count: int, length: int = 40) -> list[tuple[list[int], int]]:

@@ -72,6 +72,7 @@ def load_adapter(
         peft_model = _attach(source.directory, name, share(base))
         adapted = peft_model.get_base_model()
         adapted.peft_config = peft_model.peft_config
+        vars(adapted)["_peft_model"] = peft_model  # not a submodule: only it knows all that PEFT saves
         return adapted.eval(), False, note
     own = copy.deepcopy(base)
     _fit_embeddings(own, changed)
@@ -95,18 +96,11 @@ def adapt_loaded(peft_model: Any, name: str, base: PreTrainedModel) -> tuple[Pre
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write the adapter that `load_adapter` put in, as PEFT writes it."""
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
+    peft_model: Any = vars(model)["_peft_model"]
+    peft_model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
     config = copy.deepcopy(model.peft_config["default"])
     config.base_model_name_or_path = "../base"
-    state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {PREFIX + key: tensor.contiguous().cpu() for key, tensor in state.items()},
-        folder / "adapter_model.safetensors",
-        metadata={"format": "pt"},
-    )
     config.save_pretrained(str(folder))
 
 
@@ -126,6 +120,11 @@ def _read_config(source: sources.Source, name: str) -> Any:
         raise MemberError(
             f"member {name!r}: {source.directory} is a {config.peft_type.value} adapter, which adds virtual tokens "
             "that the other members do not see. Expected LoRA or another adapter of the layers"
+        )
+    if getattr(config, "alora_invocation_tokens", None):
+        raise MemberError(
+            f"member {name!r}: {source.directory} is an activated LoRA (alora_invocation_tokens), which PEFT switches "
+            "on by the tokens read; a composition cannot. Expected LoRA or another adapter of the layers"
         )
     return config
 

@@ -79,7 +79,7 @@ def save(
         raise CheckpointError(
             f"the rule {model.config.rule['name']!r} is not in tessellm's table, so it cannot be saved"
         )
-    target = Path(os.path.abspath(Path(target).expanduser()))
+    target = Path(os.path.realpath(Path(target).expanduser()))
     entries = [] if self_contained else [_link(member, target) for member in model.loaded_members]
     check_target(target)
     with files.new_directory(target, is_composition) as folder:
@@ -104,10 +104,20 @@ def _write_config(model: ComposedForCausalLM, entries: list[dict[str, Any]], fol
     config.auto_map = dict(AUTO_MAP)
     config.notes = list(model.notes)
     config.save_pretrained(folder)
-    generation = copy.deepcopy(model.generation_config)
-    if not generation.do_sample:  # a base may have sampling settings without sampling, which are not saved
-        generation.temperature = generation.top_p = generation.top_k = generation.min_p = None
-    generation.save_pretrained(folder)
+    _storable(model.generation_config).save_pretrained(folder)
+
+
+def _storable(generation: GenerationConfig) -> GenerationConfig:
+    """Without settings that have no effect, which transformers refuses to write: sampling's or beams', if unused."""
+    generation = copy.deepcopy(generation)
+    idle: list[str] = []
+    if not generation.do_sample:
+        idle += ["temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"]
+    if (generation.num_beams or 1) == 1:
+        idle += ["early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty"]
+    for key in idle:
+        setattr(generation, key, None)
+    return generation
 
 
 def is_composition(folder: Path) -> bool:
@@ -142,6 +152,8 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     ends = {entry["name"]: tuple(entry["end_ids"]) for entry in config.members}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
+    for key in ("max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
+        setattr(model.config, key, getattr(config, key))
     model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.tokenizer = load_tokenizer(folder, loading)
@@ -190,20 +202,18 @@ class _Stamp:
     """What a member's weights were when it was linked: quick to compare if untouched, exact if not."""
 
     sha256: str
-    bytes: int
-    changed_ns: int
+    files: list  # [bytes, changed_ns] of each, as JSON keeps it
 
     @classmethod
     def of(cls, files: list[Path]) -> _Stamp:
-        return cls(sources.digest(files), *cls.quick(files))
+        return cls(sources.digest(files), cls.quick(files))
 
     @staticmethod
-    def quick(files: list[Path]) -> tuple[int, int]:
-        stats = [file.stat() for file in files]
-        return sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
+    def quick(files: list[Path]) -> list[list[int]]:
+        return [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
     def matches(self, files: list[Path]) -> bool:
-        return (self.bytes, self.changed_ns) == self.quick(files) or self.sha256 == sources.digest(files)
+        return self.files == self.quick(files) or self.sha256 == sources.digest(files)
 
 
 def _link(member: Member, target: Path) -> dict[str, Any]:
@@ -238,7 +248,11 @@ def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: st
         if member.is_adapter:
             adapters.save_adapter(member.model, place)
             continue
-        member.model.save_pretrained(place, max_shard_size=max_shard_size)
+        kept, member.model.generation_config = member.model.generation_config, _storable(member.model.generation_config)
+        try:
+            member.model.save_pretrained(place, max_shard_size=max_shard_size)
+        finally:
+            member.model.generation_config = kept
         if not getattr(member.model, "is_quantized", False):
             plain[member.name] = place
     store_once(plain, folder / "shared", max_shard_size)

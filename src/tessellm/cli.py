@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight=False, emoji=False)
 
 PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
 
@@ -117,7 +117,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,

@@ -173,6 +173,13 @@ class Evidence:
     interference: float = 0.4
     name: str = "evidence"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.window, int) or self.window < 1:
+            raise ValueError(f"window must be a whole number of positions, at least 1; got {self.window!r}")
+        for key, value in (("trust", self.trust), ("interference", self.interference)):
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{key} must be a number of nats, 0 or more; got {value!r}")
+
     def __call__(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
     ) -> tuple[Tensor, EvidenceState]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ def new_directory(target: Path, replaceable: Callable[[Path], bool]) -> Iterator
 
     A target that exists is replaced if it is empty or `replaceable` says so.
     """
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))  # a link stays, what it points to is replaced
     check_target(target, replaceable)
     scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
     made = [folder for folder in target.parents if not folder.exists()]
@@ -92,9 +93,10 @@ def _swap(scratch: Path, target: Path) -> None:
 
 def _clear_leftovers(target: Path) -> None:
     """What killed processes left behind: half-written folders go, a folder that was being replaced comes back."""
-    for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-        owner = leftover.name.removeprefix(f".{target.name}.").split(".")[0]
-        if not owner.isdigit() or _is_running(int(owner)):
+    ours = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(\.old)?\.tmp")
+    for leftover in list(target.parent.iterdir()):
+        found = ours.fullmatch(leftover.name)
+        if found is None or _is_running(int(found[1])):
             continue
         if leftover.name.endswith(".old.tmp") and not target.exists():
             leftover.rename(target)

@@ -89,6 +89,11 @@ class Gate:
     name: str
     window: int = 0
 
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not isinstance(value, int | float) or not 0 < value <= 1:
+                raise ValueError(f"{key} must be a probability above 0; got {value!r}")
+
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         return GATES[self.name](logp_MBTV, **vars(self)), None

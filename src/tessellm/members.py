@@ -6,10 +6,10 @@ nor how members are composed.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from . import adapters, sources
 from .errors import MemberError, nearest
+from .model import LARGEST_WEIGHT
 from .quantized import QUANTIZATIONS, quantization_config
 from .sources import Source
 
@@ -53,7 +54,7 @@ class MemberSpec:
     any_base: bool = False  # take an adapter although its config names another base
 
     def __post_init__(self) -> None:
-        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
+        if isinstance(self.weight, bool) or not isinstance(self.weight, Real) or not abs(self.weight) <= LARGEST_WEIGHT:
             raise MemberError(f"a weight must be a finite number; got {self.weight!r}")
         if isinstance(self.dtype, str) and self.dtype != "auto":
             dtype_of(self.dtype)

@@ -24,10 +24,20 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import ComposedCache
 from .errors import MemberError, PromptError
-from .rules import Rule, default_termination, describe_rule, make_rule, with_weights, working_dtype
+from .rules import (
+    Product,
+    Rule,
+    Weighted,
+    default_termination,
+    describe_rule,
+    make_rule,
+    with_weights,
+    working_dtype,
+)
 from .termination import Terminated
 from .vocabulary import Alignment
 
+LARGEST_WEIGHT = 1e6
 CHUNK_ELEMENTS = 1 << 26  # log-probabilities are combined in slices of at most this many numbers
 
 
@@ -78,6 +88,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
     loaded_members: tuple = ()  # members.Member: where each came from
     notes: tuple[str, ...] = ()  # what a user should know of how the members fit together
     tokenizer: Any = None
+    _plain_rule: Rule
 
     def __init__(
         self,
@@ -111,23 +122,19 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> None:
         """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
         A new rule stops as suits it, unless `termination` says otherwise."""
-        if isinstance(rule, str):
-            rule = {"name": rule}
-        if isinstance(rule, Mapping):
-            parameters = {key: value for key, value in rule.items() if key != "name"}
-            rule = make_rule(rule["name"], **parameters)
-        self._plain_rule: Rule = rule if rule is not None else self._plain_rule
-        self.config.rule = describe_rule(self._plain_rule)
-        if weights is not None:
-            for member, weight in zip(self.config.members[1:], weights, strict=True):
-                member["weight"] = float(weight)
+        plain, own_weights = plain_rule(rule) if rule is not None else (self._plain_rule, None)
+        numbers = [float(weight) for weight in own_weights or weights or self.config.weights]
+        if len(numbers) != len(self.members) - 1 or not all(abs(number) <= LARGEST_WEIGHT for number in numbers):
+            raise MemberError(f"expected {len(self.members) - 1} finite weights, one an expert; got {numbers}")
         if termination is None:
-            termination = self.config.termination if rule is None else default_termination(rule.name)
-        self.config.termination = termination
+            termination = self.config.termination if rule is None else default_termination(plain.name)
         ends = tuple(tuple(member.get("end_ids", ())) for member in self.config.members)
-        stopping = self.config.termination != "rule" and any(ends)
-        complete = Terminated(self._plain_rule, ends, self.config.termination) if stopping else self._plain_rule
-        self.rule = with_weights(complete, self.config.weights)
+        stopping = termination != "rule" and any(ends)
+        complete = Terminated(plain, ends, termination) if stopping else plain
+        self.rule, self._plain_rule = with_weights(complete, numbers), plain
+        self.config.rule, self.config.termination = describe_rule(plain), termination
+        for member, number in zip(self.config.members[1:], numbers, strict=True):
+            member["weight"] = number
 
     @property
     def base(self) -> PreTrainedModel:
@@ -138,7 +145,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
@@ -149,11 +156,16 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ComposedOutput | tuple:
+        if input_ids is None:
+            raise PromptError(
+                "a composition reads input_ids: members have embeddings of their own, so inputs_embeds are not taken"
+            )
         cache = self._checked_cache(past_key_values)
         self._check_input(input_ids, cache)
         if cache is None and (use_cache if use_cache is not None else self.config.use_cache):
             cache = self.new_cache()
-        rows, fresh = self._rows_needed(input_ids.shape[1], logits_to_keep, cache)
+        mask_BT = mask_rows(attention_mask, input_ids)
+        rows, fresh = self._rows_needed(mask_BT, logits_to_keep, cache)
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         caches = cache.caches if cache is not None else [None] * len(self.members)
         logits_M = [
@@ -162,9 +174,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         ]
         steps = logits_M[0].shape[1]
         running = cache if cache is not None else ComposedCache([], self.rule)
-        composed_BTV, logp_MBTV = self._combine(
-            logits_M, input_ids[:, -steps:], mask_rows(attention_mask, input_ids)[:, -steps:], running, fresh
-        )
+        composed_BTV, logp_MBTV = self._combine(logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh)
         kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
         composed_BTV = composed_BTV[:, kept]
         loss = None
@@ -206,15 +216,21 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
             members.append(logp_MBTV)
         return torch.cat(composed, dim=1), members
 
-    def _rows_needed(self, length: int, keep: int | Tensor, cache: ComposedCache | None) -> tuple[int | Tensor, bool]:
+    def _rows_needed(
+        self, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache | None
+    ) -> tuple[int | Tensor, bool]:
         """How many positions need logits, and whether the rule starts anew on them.
 
         A rule with state looks back `window` positions: a long prompt needs logits for those and no more.
         """
-        started = cache is not None and cache.state is not None
+        started, length = cache is not None and cache.state is not None, mask_BT.shape[1]
         if not self.rule.window:
             return keep, False
         if isinstance(keep, Tensor) or keep == 0 or keep + self.rule.window >= length:
+            return 0, not started
+        cut = length - keep - self.rule.window
+        before_B = mask_BT[:, :cut].any(1) | started
+        if (before_B & ~mask_BT[:, cut:].all(1)).any():  # padding after text: the window reaches further back
             return 0, not started
         return keep + self.rule.window, True
 
@@ -223,6 +239,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         return ComposedCache([DynamicCache(config=self.member(name).config) for name in self.members], self.rule)
 
     def _checked_cache(self, cache: Cache | None) -> ComposedCache | None:
+        if isinstance(cache, ComposedCache) and cache.rule != self.rule:
+            raise ValueError("this cache was made under another rule or other weights; start with model.new_cache()")
         if cache is None or isinstance(cache, ComposedCache):
             return cache
         raise TypeError(
@@ -275,7 +293,17 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         """Save links to the members, or, if self-contained, the members themselves; see `tessellm.checkpoint`."""
         from .checkpoint import save
 
+        for key in ("safe_serialization", "is_main_process"):  # the only values that they can have here
+            if kwargs.pop(key, True) is not True:
+                raise TypeError(f"a composition cannot be saved with {key}=False")
         save(self, save_directory, self_contained, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:  # type: ignore[override]
+        """Refused: what would be uploaded are links to this machine's folders."""
+        raise MemberError(
+            "a composition is uploaded as a folder: save_pretrained(folder, self_contained=True), then "
+            "`hf upload REPOSITORY folder`"
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base.get_input_embeddings()
@@ -288,6 +316,19 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Members come with their weights."""
+
+
+def plain_rule(rule: str | Mapping[str, Any] | Rule) -> tuple[Rule, Sequence[float] | None]:
+    """A rule object without weights, and the weights that it came with: those are the experts'."""
+    if isinstance(rule, str):
+        rule = {"name": rule}
+    if isinstance(rule, Mapping):
+        rule = make_rule(rule["name"], **{key: value for key, value in rule.items() if key != "name"})
+    if isinstance(rule, Weighted):
+        return rule.rule, rule.weights
+    if isinstance(rule, Product):
+        return Product(), rule.weights
+    return rule, None
 
 
 def time_slices(steps: int, elements_a_step: int) -> Iterator[tuple[int, int]]:

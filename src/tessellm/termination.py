@@ -46,8 +46,9 @@ class Ends(NamedTuple):
 def ends_of(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
     """The members' end tokens as tensors, made once a device."""
     tokens = sorted({token for ids in stops for token in ids})
-    own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
-    return Ends(torch.tensor(tokens, device=device), own_ME)
+    with torch.inference_mode(False):  # made once: must also serve a backward pass
+        own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
+        return Ends(torch.tensor(tokens, device=device), own_ME)
 
 
 def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
@@ -162,5 +163,7 @@ def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, s
     nothing_MBT1 = (own_MBTE == -torch.inf).all(-1, keepdim=True)  # then the event's own token stands for the end
     is_event_E = torch.arange(len(ends.token_E), device=ends.token_E.device) == ends.event
     own_MBTE = torch.where(nothing_MBT1, torch.where(is_event_E, 0.0, -torch.inf).to(own_MBTE.dtype), own_MBTE)
-    end_BTE = (own_MBTE.softmax(-1) * share_MBT[..., None]).sum(0).log() + log_h_BT[..., None]
+    part_BTE = (own_MBTE.softmax(-1) * share_MBT[..., None]).sum(0)
+    none_BTE = part_BTE == 0
+    end_BTE = part_BTE.masked_fill(none_BTE, 1.0).log().masked_fill(none_BTE, -torch.inf) + log_h_BT[..., None]
     return go_BTV.index_copy(-1, ends.token_E, end_BTE).log_softmax(-1)
