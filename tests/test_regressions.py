@@ -125,7 +125,21 @@ def test_a_shard_that_was_replaced_is_noticed(members_dir, tmp_path, tiny_tokeni
     shutil.rmtree(tmp_path / "math")
 
 
-def test_what_cannot_be_done_says_so(members_dir):
+def test_a_member_that_computes_nan_is_named():
+    models = family(["llama"] * 3)
+    models[2].lm_head.weight.data[5] = float("nan")
+    with pytest.raises(MemberError, match="'two' computes NaN"):
+        composition(models)(random_ids())
+
+
+def test_an_empty_stop_text_is_refused(members_dir, cli, tmp_path):
+    tessellm.compose(members_dir / "base", {"math": members_dir / "math"}).save_pretrained(tmp_path / "out")
+    ran = cli("generate", tmp_path / "out", "abc", "--stop", "")
+    assert (ran.code, ran.out) == (2, "")
+    assert "must not be empty" in ran.err
+
+
+def test_what_cannot_be_done_says_so():
     model = composition(family(["llama"] * 2))
     with pytest.raises(PromptError, match="inputs_embeds are not taken"):
         model(inputs_embeds=torch.zeros(1, 3, 32))

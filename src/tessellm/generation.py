@@ -121,6 +121,8 @@ def generate_texts(
     stream: TextIO | None = None,
 ) -> Iterator[Generated]:
     """Continue every prompt, in order."""
+    if "" in request.stop:
+        raise PromptError("a stop text must not be empty: every text holds it")
     tokenizer, generate = tokenizer_of(model), cast(Any, model).generate
     texts = [_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
     rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]

@@ -211,6 +211,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
             rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
             logp_MBTV = torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in rows])
+            if stop - start > 1:  # a look at every prompt, none at single steps, where it would make the device wait
+                self._check_numbers(logp_MBTV)
             first = fresh and start == 0
             composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], first))
             members.append(logp_MBTV)
@@ -233,6 +235,13 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         if (before_B & ~mask_BT[:, cut:].all(1)).any():  # padding after text: the window reaches further back
             return 0, not started
         return keep + self.rule.window, True
+
+    def _check_numbers(self, logp_MBTV: Tensor) -> None:
+        """Name the member whose weights are broken, rather than write nonsense."""
+        broken_M = logp_MBTV.isnan().flatten(1).any(1)
+        if broken_M.any():
+            name = self.config.member_names[int(broken_M.int().argmax())]
+            raise MemberError(f"member {name!r} computes NaN: its weights are damaged, or overflow in {self.dtype}")
 
     def new_cache(self) -> ComposedCache:
         """An empty dynamic cache for this composition."""
