@@ -127,7 +127,7 @@ def test_slicing_in_time_changes_nothing(monkeypatch):
     model = composition(family(["llama"] * 3), rule=BestPredictor())
     ids = random_ids()
     whole = model(ids, output_member_logprobs=True)
-    monkeypatch.setattr(tessellm.model, "CHUNK_ELEMENTS", 3 * 3 * 64 * 7)
+    monkeypatch.setattr(tessellm.rows, "CHUNK_ELEMENTS", 3 * 3 * 64 * 7)
     sliced = model(ids, output_member_logprobs=True)
     assert torch.equal(whole.logits, sliced.logits)
     assert torch.equal(whole.member_logprobs, sliced.member_logprobs)

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from . import adapters, sources
 from .errors import MemberError, nearest
-from .model import LARGEST_WEIGHT
 from .quantized import QUANTIZATIONS, quantization_config
+from .rules import LARGEST_WEIGHT
 from .sources import Source
 
 MEMBER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")

@@ -6,7 +6,7 @@ vocabulary, and lets the rule combine them. Its `logits` are the composed log-pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,21 +24,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import ComposedCache
 from .errors import MemberError, PromptError
-from .rules import (
-    Product,
-    Rule,
-    Weighted,
-    default_termination,
-    describe_rule,
-    make_rule,
-    with_weights,
-    working_dtype,
-)
+from .rows import kept_rows, mask_rows, time_slices
+from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, plain_rule, with_weights, working_dtype
 from .termination import Terminated
 from .vocabulary import Alignment
-
-LARGEST_WEIGHT = 1e6
-CHUNK_ELEMENTS = 1 << 26  # log-probabilities are combined in slices of at most this many numbers
 
 
 class ComposedConfig(PreTrainedConfig):
@@ -325,37 +314,3 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Members come with their weights."""
-
-
-def plain_rule(rule: str | Mapping[str, Any] | Rule) -> tuple[Rule, Sequence[float] | None]:
-    """A rule object without weights, and the weights that it came with: those are the experts'."""
-    if isinstance(rule, str):
-        rule = {"name": rule}
-    if isinstance(rule, Mapping):
-        rule = make_rule(rule["name"], **{key: value for key, value in rule.items() if key != "name"})
-    if isinstance(rule, Weighted):
-        return rule.rule, rule.weights
-    if isinstance(rule, Product):
-        return Product(), rule.weights
-    return rule, None
-
-
-def time_slices(steps: int, elements_a_step: int) -> Iterator[tuple[int, int]]:
-    """Cut `steps` positions into slices of at most CHUNK_ELEMENTS numbers."""
-    size = max(1, CHUNK_ELEMENTS // max(1, elements_a_step))
-    for start in range(0, steps, size):
-        yield start, min(start + size, steps)
-
-
-def kept_rows(keep: int | Tensor) -> slice | Tensor:
-    """Which of the rows computed the caller wants, by Hugging Face's convention: a number counts from the end."""
-    if isinstance(keep, Tensor):
-        return keep
-    return slice(-keep, None) if keep else slice(None)
-
-
-def mask_rows(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
-    """Which of the tokens fed are real, as booleans."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return torch.ones_like(input_ids, dtype=torch.bool)
-    return attention_mask[:, -input_ids.shape[1] :].to(input_ids.device).bool()

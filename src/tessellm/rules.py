@@ -16,7 +16,7 @@ None at the start of a sequence, else a NamedTuple of tensors with the batch fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from . import gates
 from .evidence import Evidence
 
+LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
 
 
@@ -190,3 +191,16 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
         if field.init and field.name not in ("name", "weights") and getattr(rule, field.name) != field.default:
             entry[field.name] = getattr(rule, field.name)
     return entry
+
+
+def plain_rule(rule: str | Mapping[str, Any] | Rule) -> tuple[Rule, Sequence[float] | None]:
+    """A rule object without weights, and the weights that it came with: those are the experts'."""
+    if isinstance(rule, str):
+        rule = {"name": rule}
+    if isinstance(rule, Mapping):
+        rule = make_rule(rule["name"], **{key: value for key, value in rule.items() if key != "name"})
+    if isinstance(rule, Weighted):
+        return rule.rule, rule.weights
+    if isinstance(rule, Product):
+        return Product(), rule.weights
+    return rule, None
