@@ -14,7 +14,7 @@ and answers with Eq. 2 over the claimants if they are compatible, else with the 
 
 Conservative extension: if at most one expert differs from the base at each step of the window, no step is
 contested, the claimants are that expert alone, and the rule is Eq. 2. Pure functions of log-probabilities and token
-ids; imports torch alone; knows no model, no prompt's end, no special token.
+ids; of torch alone; knows no model, no prompt's end, no special token.
 
 Shapes: M members (0 is the base), B batch, T time, V vocabulary, W window, F features of a position.
 """
@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOG_ZERO = -1e4  # log 0, in differences and sums
-IMPOSSIBLE = -5e3  # a blended token below this was impossible for a speaking member
+from .gates import IMPOSSIBLE, LOG_ZERO
+
 CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 LOG_ZERO = -1e4  # log 0, in differences and sums
-IMPOSSIBLE = -5e3  # a token below this was impossible for a speaking expert
+IMPOSSIBLE = -5e3  # a combined token below this was impossible for a speaking member
 
 
 def divergence(logp_MBV: Tensor) -> Tensor:

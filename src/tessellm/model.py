@@ -112,7 +112,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
         A new rule stops as suits it, unless `termination` says otherwise."""
         plain, own_weights = plain_rule(rule) if rule is not None else (self._plain_rule, None)
-        numbers = [float(weight) for weight in own_weights or weights or self.config.weights]
+        given = next(each for each in (own_weights, weights, self.config.weights) if each is not None)
+        numbers = [float(weight) for weight in given]
         if len(numbers) != len(self.members) - 1 or not all(abs(number) <= LARGEST_WEIGHT for number in numbers):
             raise MemberError(f"expected {len(self.members) - 1} finite weights, one an expert; got {numbers}")
         if termination is None:
@@ -163,7 +164,9 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         ]
         steps = logits_M[0].shape[1]
         running = cache if cache is not None else ComposedCache([], self.rule)
-        composed_BTV, logp_MBTV = self._combine(logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh)
+        composed_BTV, logp_MBTV = self._combine(
+            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh, output_member_logprobs
+        )
         kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
         composed_BTV = composed_BTV[:, kept]
         loss = None
@@ -193,9 +196,16 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         return alignment.to_composed(output.logits).to(input_ids.device)
 
     def _combine(
-        self, logits_M: list[Tensor], tokens_BT: Tensor, mask_BT: Tensor, cache: ComposedCache, fresh: bool
+        self,
+        logits_M: list[Tensor],
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        cache: ComposedCache,
+        fresh: bool,
+        keep_members: bool,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large."""
+        """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large, so the
+        members' own are kept only if asked for."""
         composed, members = [], []
         for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
             rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
@@ -204,7 +214,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
                 self._check_numbers(logp_MBTV)
             first = fresh and start == 0
             composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], first))
-            members.append(logp_MBTV)
+            if keep_members:
+                members.append(logp_MBTV)
         return torch.cat(composed, dim=1), members
 
     def _rows_needed(
