@@ -79,7 +79,7 @@ def test_inspect(cli: Cli, out: Path, recipe: Path, tmp_path: Path) -> None:
 
 
 def test_inspect_fits_eighty_columns(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessellm.cli.out._width", 80)
+    monkeypatch.setattr("tessellm.commands.shared.out._width", 80)
     table = cli("inspect", out).out.split("base: ")[0]
     assert "…" not in table
     assert "parameters" in table

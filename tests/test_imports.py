@@ -25,6 +25,7 @@ LAYERS = [  # a module imports from its own layer and from those above it in thi
     {"decoding", "particles"},
     {"generation", "inspection", "tune"},
     {"theory", "diagnose", "evaluate", "serve", "experiments", "vllm"},
+    {"commands"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,31 @@
+"""`tessellm compose`: from a recipe to a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .shared import JsonPath, err, out, write_json
+
+
+def compose(
+    recipe: Annotated[Path, typer.Argument(help="A YAML or JSON recipe.")],
+    directory: Annotated[Path, typer.Option("--out", "-o", help="The composition's folder.")],
+    self_contained: Annotated[bool, typer.Option(help="Store the members' weights inside.")] = False,
+    json_path: JsonPath = None,
+) -> None:
+    """Make a checkpoint from a recipe."""
+    from ..checkpoint import check_target
+    from ..recipe import read_recipe
+
+    check_target(directory)
+    model = read_recipe(recipe).compose(recipe.parent)
+    model.save_pretrained(directory, self_contained=self_contained)
+    for note in model.notes:
+        err.print(f"note: {escape(note)}", soft_wrap=True)
+    experts = ", ".join(model.config.member_names[1:])
+    out.print(f"composed {escape(experts)} on their base → {escape(str(directory))}", soft_wrap=True)
+    write_json(json_path, {"directory": str(directory), "members": model.config.members, "notes": model.notes})

@@ -1,0 +1,48 @@
+"""`tessellm generate`: text from a composition."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .shared import Device, Dtype, JsonPath, ModelPath, load, out, write_json
+
+
+def generate(
+    model: ModelPath,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT…", help="Prompts; - reads standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Prompts from a file: .jsonl with a key prompt, or lines of text.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
+    chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    device: Device = None,
+    dtype: Dtype = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Generate text; one prompt is streamed, several are batched."""
+    from ..generation import Request, generate_texts, read_prompts
+
+    asked = read_prompts(prompts or [], file)
+    request = Request(max_new_tokens, temperature, top_p, seed, tuple(stop or ()), chat)
+    composition = load(model, device, dtype)
+    results = []
+    for result in generate_texts(
+        composition, asked, request, batch_size, stream=sys.stdout if len(asked) == 1 else None
+    ):
+        results.append(result)
+        if len(asked) > 1:
+            out.print(f"[bold]{escape(result.prompt)}[/bold]{escape(result.text)}", soft_wrap=True)
+    write_json(json_path, [asdict(result) for result in results])

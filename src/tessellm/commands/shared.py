@@ -1,0 +1,41 @@
+"""What the commands share: consoles, options, how a model is loaded and a result written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+
+out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight=False, emoji=False)
+
+PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
+
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe.")]
+Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, cuda:1, auto, …")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored if not given.")]
+
+
+def load(model: str, device: str | None, dtype: str | None) -> Any:
+    from ..inspection import load_model
+
+    return load_model(model, device, dtype)
+
+
+def readable_size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def write_json(path: Path | None, content: Any) -> None:
+    from ..files import write_text
+
+    if path is not None:
+        write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
