@@ -49,7 +49,7 @@ def test_the_page_shows_every_claim_and_escapes_it(tmp_path):
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_the_exit_code_says_whether_all_claims_hold(cli, tmp_path, monkeypatch, holds):
-    import tessellm.experiments.letters_experiment as experiment
+    import tessellm.experiments.letters.experiment as experiment
 
     monkeypatch.setattr(experiment, "run", lambda seed, out, size: made(out, holds=holds))
     ran = cli("reproduce", "letters", "--out", tmp_path, "--json", tmp_path / "all.json")

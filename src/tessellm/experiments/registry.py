@@ -20,20 +20,22 @@ class Experiment:
 
 
 EXPERIMENTS = {
-    "theorems": Experiment("theorems", "the paper's definitions and theorems, exactly, on random families"),
+    "theorems": Experiment("theorems.experiment", "the paper's definitions and theorems, exactly, on random families"),
     "letters": Experiment(
-        "letters_experiment", "letter replacement, the paper's form and as generation, lengths 1 to 31"
+        "letters.experiment", "letter replacement, the paper's form and as generation, lengths 1 to 31"
     ),
-    "styles": Experiment("styles", "both experts act on every token, in different features of it"),
-    "lengths": Experiment("lengths", "trained at 16, tested to 8 times that: what the composition inherits"),
-    "trig": Experiment("trig", "trigonometric proofs that need two and three experts, every step checked"),
-    "task-arithmetic": Experiment("task_arithmetic", "composed outputs against merged weights as fine-tuning goes on"),
+    "styles": Experiment("styles.experiment", "both experts act on every token, in different features of it"),
+    "lengths": Experiment("lengths.experiment", "trained at 16, tested to 8 times that: what the composition inherits"),
+    "trig": Experiment("trig.experiment", "trigonometric proofs that need two and three experts, every step checked"),
+    "task-arithmetic": Experiment(
+        "task_arithmetic.experiment", "composed outputs against merged weights as fine-tuning goes on"
+    ),
     "many-experts": Experiment(
-        "many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
+        "letters.many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
     ),
-    "skills": Experiment("skills", "chains of skills, each by its own expert, in four training regimes"),
-    "blending": Experiment("blending", "which rules still compose content and style on the same token"),
-    "endings": Experiment("endings", "members that end differently: who may stop"),
+    "skills": Experiment("skills.experiment", "chains of skills, each by its own expert, in four training regimes"),
+    "blending": Experiment("styles.blending", "which rules still compose content and style on the same token"),
+    "endings": Experiment("skills.endings", "members that end differently: who may stop"),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 

@@ -1,0 +1,1 @@
+"""What a composition inherits at lengths that its members were not trained at."""

@@ -1,0 +1,1 @@
+"""Composed outputs against merged weights, as fine-tuning goes on."""

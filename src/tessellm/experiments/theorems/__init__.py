@@ -1,0 +1,1 @@
+"""The definitions and theorems, exactly, on random families."""

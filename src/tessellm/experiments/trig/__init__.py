@@ -1,0 +1,1 @@
+"""Trigonometric proofs: expressions, proofs and their checker, problems, symbolic and trained provers."""

@@ -1,0 +1,227 @@
+"""Trigonometric proofs (Sec. 1 and 3.2): a base that does algebra, experts that each know one identity, composed.
+
+Members here are exact: each is a symbolic prover read as a language model, its next word with probability 1 − ε and the
+rest spread evenly. So Definition 4 can be tested at every prefix of every proof, Theorem 2 applies as it stands, and
+what Eq. 2 writes is judged by the checker alone: every line must follow from the one before and the last must be the
+goal.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...rules import product, product_scores
+from ..claims import Claim, Result
+from .expressions import skeleton
+from .problems import NAMES, VOCABULARY, Prover, random_problem
+from .proofs import DOT, Proof, check
+
+SLIP = 1e-3  # ε
+LONGEST_PROOF = 200
+KINDS = (
+    *((frozenset([name]),) for name in NAMES),
+    tuple(frozenset(NAMES) - {name} for name in NAMES),
+    (frozenset(NAMES),),
+)
+PROBLEMS = {"cpu": 30, "full": 300}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How trained members are made."""
+
+    texts: int
+    steps: tuple[int, int]
+    batch: int
+
+
+TRAINING = {"full": Training(200_000, (12_000, 4_000), 64)}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote, and at each word which experts departed from the base and what log Z was."""
+
+    words: list[str]
+    active: list[frozenset[str]]
+    log_z: list[float]
+
+
+def run(seed: int, out: Path, size: str) -> Result:
+    """Claims, `trig.json` and `trig.png` in `out`. Trained members beside the exact ones in full size only."""
+    from .figure import draw
+
+    started, rng, count = time.perf_counter(), random.Random(seed), PROBLEMS[size]
+    claims = [*generator_claims(10 * count, rng), *expert_claims(count, rng)]
+    composed, example = composed_claims(count, rng)
+    if size in TRAINING:
+        composed += trained_claims(TRAINING[size], count, seed)
+    figure = draw(out, example[0], example[1])
+    tables = {"example": [" ".join(example[0].prompt), " ".join(example[1].words)]}
+    seconds = time.perf_counter() - started
+    result = Result("trig", [*claims, *composed], seed, size, seconds, [figure], tables)
+    result.write(out)
+    return result
+
+
+def law(prover: Prover, words: Sequence[str]) -> Tensor:
+    """log p(next word): 1 − ε on the prover's word, ε spread over all."""
+    p_V = torch.full((len(VOCABULARY),), SLIP / len(VOCABULARY), dtype=torch.float64)
+    p_V[VOCABULARY.index(prover.next_word(words))] += 1 - SLIP
+    return p_V.log()
+
+
+def write(base: Prover, experts: dict[str, Prover], prompt: Sequence[str]) -> Written:
+    """Greedy, by Eq. 2 of the base and the experts."""
+    words = list(prompt)
+    active, log_z = [], []
+    while len(words) < len(prompt) + LONGEST_PROOF and words[-1] != DOT:
+        logp_MV = torch.stack([law(prover, words) for prover in (base, *experts.values())])
+        departs = (logp_MV[1:] - logp_MV[0]).abs().amax(-1) > 0
+        active.append(frozenset(name for name, yes in zip(experts, departs.tolist(), strict=True) if yes))
+        log_z.append(float(product_scores(logp_MV).logsumexp(-1)))
+        words.append(VOCABULARY[int(product(logp_MV).argmax())])
+    return Written(words[len(prompt) :], active, log_z)
+
+
+def prove_alone(prover: Prover, prompt: Sequence[str]) -> list[str]:
+    words = list(prompt)
+    while len(words) < len(prompt) + LONGEST_PROOF and words[-1] != DOT:
+        words.append(prover.next_word(words))
+    return words[len(prompt) :]
+
+
+def generator_claims(count: int, rng: random.Random) -> list[Claim]:
+    """The problems themselves: proofs that hold, wrong ones that are refused, and no skeleton in train and test."""
+    kinds = [frozenset(), *(kind for group in KINDS for kind in group)]
+    proofs = [random_problem(rng.choice(kinds), rng, test=bool(number % 2)) for number in range(count)]
+    right = sum(check(p.left, p.right, p.continuation).proved for p in proofs) / count
+    leaps = [p for p in proofs if len(p.lines) > 1]
+    wrong = [check(p.left, p.right, corrupted(p, rng)).proved for p in proofs]
+    leapt = [check(p.left, p.right, Proof(p.left, p.right, (p.right,)).continuation).proved for p in leaps]
+    refused = 1 - (sum(wrong) + sum(leapt)) / (len(wrong) + len(leapt))
+    train, test = ({skeleton(p.left) for p in proofs[side::2]} for side in (0, 1))
+    shared = len(train & test)
+    statement = f"proofs of the generator that the checker accepts, every line by numbers and sympy ({count})"
+    return [
+        Claim("generator", statement, right, "1.0", right == 1.0),
+        Claim(
+            "checker",
+            "proofs with one word changed, and leaps to the goal, that it refuses",
+            refused,
+            "1.0",
+            refused == 1.0,
+        ),
+        Claim(
+            "skeletons", f"skeletons shared by train ({len(train)}) and test ({len(test)})", shared, "0", shared == 0
+        ),
+    ]
+
+
+def corrupted(proof: Proof, rng: random.Random) -> list[str]:
+    """The proof with one word exchanged for another."""
+    words = proof.continuation
+    place = rng.randrange(len(words))
+    return [*words[:place], rng.choice([w for w in VOCABULARY if w != words[place]]), *words[place + 1 :]]
+
+
+def expert_claims(count: int, rng: random.Random) -> list[Claim]:
+    own: list[float] = []
+    both: list[float] = []
+    for name in NAMES:
+        prover = Prover(frozenset([name]))
+        for kinds, scores in (([frozenset([name])], own), ([k for k in KINDS[-2] if name in k], both)):
+            problems = [random_problem(rng.choice(kinds), rng, test=True) for _ in range(count)]
+            proved = [check(p.left, p.right, prove_alone(prover, p.prompt)).proved for p in problems]
+            scores.append(sum(proved) / count)
+    return [
+        Claim(
+            "own",
+            "each expert alone, problems that need its identity (worst expert)",
+            min(own),
+            "≥ .95",
+            min(own) >= 0.95,
+        ),
+        Claim(
+            "alone",
+            "each expert alone, problems that need a second one (best expert)",
+            max(both),
+            "≤ .1",
+            max(both) <= 0.1,
+        ),
+    ]
+
+
+def composed_claims(count: int, rng: random.Random) -> tuple[list[Claim], tuple[Proof, Written]]:
+    """All three experts composed by Eq. 2, on problems that need one, two and three identities."""
+    base, experts = Prover(frozenset()), {name: Prover(frozenset([name])) for name in NAMES}
+    shares, overlap, log_z, example = [], 0, 0.0, None
+    for group in (tuple(kind for kinds in KINDS[:-2] for kind in kinds), *KINDS[-2:]):
+        proved = 0
+        for _ in range(count):
+            problem = random_problem(rng.choice(group), rng, test=True)
+            written = write(base, experts, problem.prompt)
+            proved += check(problem.left, problem.right, written.words).proved
+            overlap = max(overlap, *(len(active) for active in written.active))
+            log_z = max(log_z, *map(abs, written.log_z))
+            if len(problem.needs) == len(NAMES) and (example is None or len(problem.lines) > len(example[0].lines)):
+                example = (problem, written)
+        shares.append(proved / count)
+    assert example is not None
+    return [
+        Claim(
+            "composed",
+            "composed by Eq. 2: problems that need one, two, three identities",
+            shares,
+            "1, ≥ .9, ≥ .8",
+            shares[0] == 1 and shares[1] >= 0.9 and shares[2] >= 0.8,
+        ),
+        Claim(
+            "definition-4",
+            "experts that depart from the base at once, the most at any word",
+            overlap,
+            "≤ 1",
+            overlap <= 1,
+        ),
+        Claim("log-z", "largest |log Z| at any word (Theorem 2: none)", log_z, "≤ 1e-10", log_z <= 1e-10),
+    ], example
+
+
+def trained_claims(training: Training, count: int, seed: int) -> list[Claim]:
+    """Transformers in the provers' places: the same problems, the same checker, beside one model of all identities."""
+    from .members import models, pool, proved, train_members
+
+    rng, device = random.Random(seed), "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(seed)
+    members = train_members(*pool(training.texts, rng), training.steps, training.batch, generator)
+    made = models(members)
+    groups = {"one": [kind for kinds in KINDS[:-2] for kind in kinds], "two": KINDS[-2], "three": KINDS[-1]}
+    problems = {n: [random_problem(rng.choice(g), rng, test=True) for _ in range(count)] for n, g in groups.items()}
+    table = {name: {n: proved(model, p) for n, p in problems.items()} for name, model in made.items()}
+    experts = [name for name in made if name.startswith("expert")]
+    own = []
+    for name, identity in zip(experts, NAMES, strict=True):
+        own.append(proved(made[name], [random_problem(frozenset([identity]), rng, True) for _ in range(count)]))
+    alone, composed = max(table[name]["two"] for name in experts), table["composed"]
+    return [
+        Claim(
+            "trained-own",
+            "trained experts alone, problems of their identity (worst)",
+            min(own),
+            "≥ .95",
+            min(own) >= 0.95,
+        ),
+        Claim("trained-alone", "trained experts alone, problems that need two (best)", alone, "≤ .1", alone <= 0.1),
+        Claim(
+            "trained-two", "trained, composed: problems that need two", composed["two"], "≥ .9", composed["two"] >= 0.9
+        ),
+        Claim("trained-three", "trained, composed: all three", composed["three"], "≥ .8", composed["three"] >= 0.8),
+        Claim("trained-table", "share proved, by model and number of identities needed", table),
+    ]
