@@ -35,7 +35,7 @@ HEADLINES = [  # (result, claim): what the README's table shows
     ("skills-small", "aware (2 layers, 128 wide)"),
     ("endings", "evidence-owner-ends"),
     ("blending", "evidence"),
-    ("rule-cost", "whole-3"),
+    ("rule-cost", "compiled-3"),
     ("theorems", "theorem-1"),
     ("theorems", "theorem-2"),
     ("theorems", "gap-eq-2"),

@@ -18,8 +18,7 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +41,8 @@ class Ends(NamedTuple):
         return 0
 
 
-@lru_cache(maxsize=64)
 def ends_of(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
-    """The members' end tokens as tensors, made once a device."""
+    """The members' end tokens as tensors."""
     tokens = sorted({token for ids in stops for token in ids})
     with torch.inference_mode(False):  # made once: must also serve a backward pass
         own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
@@ -91,6 +89,7 @@ class Terminated:
     rule: Any
     stops: tuple[tuple[int, ...], ...]
     policy: str = "owner"
+    _ends: dict[str, Ends] = field(default_factory=dict, init=False, repr=False, compare=False)  # a copy a device
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -111,7 +110,7 @@ class Terminated:
             out: tuple[Tensor, Any] = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
             return out
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
-        ends = ends_of(self.stops, logp_MBTV.device)
+        ends = self.ends_on(logp_MBTV.device)
         seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
         heard_BT = torch.where(torch.isin(tokens_BT, ends.token_E), ends.token_E[ends.event], tokens_BT)
         trace = None
@@ -122,6 +121,13 @@ class Terminated:
         spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
         log_h_BT, share_MBT = self.decide(event_MBT, spoken_BT, trace)
         return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state
+
+    def ends_on(self, device: torch.device) -> Ends:
+        """The end tokens on that device, copied there once."""
+        place = str(device)
+        if place not in self._ends:
+            self._ends[place] = ends_of(self.stops, device)
+        return self._ends[place]
 
     def decide(self, event_MBT: Tensor, spoken_BT: Tensor, trace: Any) -> tuple[Tensor, Tensor]:
         """log h, and how much of it comes from each member (sums to one over members)."""

@@ -1,8 +1,9 @@
 """What the default rule costs over Eq. 2 in a decoding step, at the shapes of google/gemma-2-2b.
 
-One token for one sequence: log-probabilities over 256,000 tokens from the base and its experts. The step itself is
-bounded below by reading every member's weights once (2.61 billion parameters in bfloat16) at the memory bandwidth
-measured here; the cost of the rule is given as a share of that bound, so the true share is smaller still.
+One token for one sequence: log-probabilities over 256,000 tokens from the base and its experts, under the default as
+it ships: the rule `evidence` with the termination policy `owner`, two end tokens a member. The step itself is bounded
+below by reading every member's weights once (2.61 billion parameters in bfloat16) at the memory bandwidth measured
+here; the cost of the rule is given as a share of that bound, so the true share is smaller still.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch
 
 from ..evidence import Evidence
 from ..rules import product
+from ..termination import Terminated
 from .claims import Claim, Result
 
 VOCABULARY, WEIGHT_BYTES = 256_000, 2 * 2.614e9
 EXPERTS = (2, 3, 8)
+ENDS = (1, 107)  # Gemma's end of text and end of turn
 
 
 def timed(work: Callable[[], Any], device: str, repeats: int) -> float:
@@ -72,35 +75,36 @@ def measure(experts: int, vocabulary: int, device: str, repeats: int) -> dict[st
     logp = torch.randn(experts + 1, 1, 66, vocabulary, generator=generator, device=device).mul_(3).log_softmax(-1)
     tokens = torch.randint(vocabulary, (1, 66), generator=generator, device=device)
     mask = torch.ones_like(tokens, dtype=torch.bool)
-    rule = Evidence()
+    rule = Terminated(Evidence(), (ENDS,) * (experts + 1), "owner")
     _, state = rule(logp[:, :, :65], tokens[:, :65], mask[:, :65], None)
     row, token, real = logp[:, :, 65:].contiguous(), tokens[:, 65:], mask[:, 65:]
     weights = torch.ones(experts, device=device)
     del logp
     cost = {
         "eq2": timed(lambda: product(row, weights), device, repeats),
-        "evidence": timed(lambda: rule(row, token, real, state), device, repeats),
+        "default": timed(lambda: rule(row, token, real, state), device, repeats),
     }
     if device == "cuda":
-        compiled = torch.compile(rule.__call__, fullgraph=True)
-        cost["evidence, compiled"] = timed(lambda: compiled(row, token, real, state), device, repeats)
+        default, eq2 = torch.compile(rule.__call__, fullgraph=True), torch.compile(product, fullgraph=True)
+        cost["default, compiled"] = timed(lambda: default(row, token, real, state), device, repeats)
+        cost["eq2, compiled"] = timed(lambda: eq2(row, weights), device, repeats)
     return cost
 
 
 def claims_of(table: list[dict[str, Any]]) -> list[Claim]:
-    """All of the compiled rule bounds what it adds to Eq. 2; the uncompiled difference stands beside it."""
+    """What the default adds to Eq. 2, both compiled, as the fast path runs them; uncompiled beside it."""
     claims = []
     for cell in table:
         experts, times, bound = cell["experts"], cell["microseconds"], cell.get("step_bound_microseconds")
-        extra = times["evidence"] - times["eq2"]
+        extra = times["default"] - times["eq2"]
         if bound is None:
             text = f"{experts} experts: the default rule over Eq. 2, microseconds"
             claims.append(Claim(f"extra-{experts}", text, round(extra, 1)))
             continue
-        whole = times["evidence, compiled"] / bound
-        text = f"{experts} experts: all of the compiled rule, as a share of the step's lower bound"
-        claims.append(Claim(f"whole-{experts}", text, round(whole, 4), "≤ 0.05", whole <= 0.05))
-        text = f"{experts} experts: the uncompiled rule over uncompiled Eq. 2, as a share of the step's lower bound"
+        share = (times["default, compiled"] - times["eq2, compiled"]) / bound
+        text = f"{experts} experts: the default over Eq. 2, both compiled, as a share of the step's lower bound"
+        claims.append(Claim(f"compiled-{experts}", text, round(share, 4), "≤ 0.05", share <= 0.05))
+        text = f"{experts} experts: the same, uncompiled"
         claims.append(Claim(f"extra-{experts}", text, round(extra / bound, 4)))
     return claims
 

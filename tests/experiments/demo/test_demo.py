@@ -16,7 +16,14 @@ from tessellm.errors import CheckpointError
 from tessellm.experiments.demo import letters
 from tessellm.experiments.demo.experiment import EXPERTS, JOINT, MEMBERS, divergences, run_demo
 from tessellm.experiments.demo.figure import EXPERT_COLOURS, owners
-from tessellm.experiments.demo.letters import LetterSettings, accuracy, build_tokenizer, complete, sample_strings, transform
+from tessellm.experiments.demo.letters import (
+    LetterSettings,
+    accuracy,
+    build_tokenizer,
+    complete,
+    sample_strings,
+    transform,
+)
 
 SMALL = LetterSettings(max_length=3, width=32, base_steps=300, expert_steps=100)
 TINY = LetterSettings(max_length=3, width=32, base_steps=4, expert_steps=4)

@@ -53,8 +53,11 @@ def recipes(size: str) -> dict[str, Recipe]:
             base_rate=3e-3, expert_updates=1600, expert_rows=24, expert_rate=2e-3,
         )  # fmt: skip
         return {"2 layers, 64 wide": quick}
-    shape = Shape(chains.VOCABULARY, 256, 4, 4)
-    return {"4 layers, 256 wide": Recipe(shape, dtype=torch.bfloat16, compiled=True)}
+    large, small = Shape(chains.VOCABULARY, 256, 4, 4), Shape(chains.VOCABULARY, 128, 2, 4)
+    return {
+        "4 layers, 256 wide": Recipe(large, dtype=torch.bfloat16, compiled=True),
+        "2 layers, 128 wide": Recipe(small, dtype=torch.bfloat16, compiled=True),
+    }
 
 
 def score_cell(params: Any, recipe: Recipe, prompts: Prompts) -> dict[str, Any]:
