@@ -128,7 +128,7 @@ def measure(params: Params, pairs: Tensor, strings: int, log: Callable[[str], No
 
 
 def claims_of(table: list[dict[str, Any]], longer: list[dict[str, Any]] | None = None) -> list[Claim]:
-    """Targets are for the members as usually trained; those trained longer show how far Eq. 2's collapse depends on it."""
+    """Targets are for the members as usually trained; longer training shows how far the collapse depends on it."""
     worst = min(c["rules"]["evidence"]["share"] for c in table)
     most = [c["rules"] for c in table if c["experts"] == EXPERTS]
     at_13 = min(c["evidence"]["share"] for c in most)
