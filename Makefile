@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit docs bench clean
+.PHONY: demo test test-gpu lint types unit docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -20,6 +20,9 @@ types: $(VENV)/.test
 
 unit: $(VENV)/.test
 	$(BIN)/pytest -n auto
+
+test-gpu: $(VENV)/.test  # needs a CUDA device and a torch that was built for it
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest -m gpu
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,4 +1,4 @@
-"""On a CUDA device: the same composition as on the CPU, members on several devices, bfloat16. Run: pytest -m gpu"""
+"""On a CUDA device: the same composition as on the CPU, members on several devices, bfloat16. Run: make test-gpu"""
 
 import copy
 

@@ -146,9 +146,9 @@ def claims_of(table: Table, label: str, targets: bool) -> list[Claim]:
         if present.issuperset(regimes):
             value = worst_ratio(table, regimes, lengths)
             goal = (f"≥ {target}", value >= target) if targets else (None, None)
-            claims.append(Claim(f"{id_} ({label})", text, round(value, 4), *goal))
+            claims.append(Claim(f"{id_} ({label})", f"{label}: {text}", round(value, 4), *goal))
     holds = deficit <= 0.02 if targets else None
-    text = "the most that Eq. 2 is ahead of the default rule in any cell"
+    text = f"{label}: the most that Eq. 2 is ahead of the default rule in any cell"
     return [*claims, Claim(f"eq2 ({label})", text, round(deficit, 4), "≤ 0.02" if targets else None, holds)]
 
 
