@@ -14,7 +14,7 @@ SOURCE = Path(tessellm.__file__).parent
 HEAVY = ["vllm", "lm_eval", "evalplus", "mergekit", "fastapi", "uvicorn", "matplotlib", "peft", "typer", "bitsandbytes"]
 
 LAYERS = [  # a module imports from its own layer and from those above it in this list
-    {"errors"},
+    {"config", "errors"},
     {"rules", "evidence", "gates", "termination"},
     {"sources", "files", "rows", "quantized", "speakers", "vocabulary", "vocabulary_notes"},
     {"cache", "shared_tensors"},
@@ -23,6 +23,7 @@ LAYERS = [  # a module imports from its own layer and from those above it in thi
     {"compose"},
     {"checkpoint", "recipe"},
     {"decoding", "particles"},
+    {"particle_generation"},
     {"generation", "inspection", "tune"},
     {"theory", "diagnose", "evaluate", "serve", "experiments", "vllm"},
     {"commands"},

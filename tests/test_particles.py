@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import tessellm
 from tessellm import particles
-from tessellm.errors import PromptError
+from tessellm.errors import GenerationError, PromptError
 from tessellm.rules import Product
 from tessellm.theory import once, stepwise
 from tessellm.theory.families import factorized_family, two_bits
@@ -208,3 +209,74 @@ def test_what_is_refused():
     model.set_rule(BestPredictor())
     with pytest.raises(ValueError, match="rule is"):
         particles.sample(model, ids)
+
+
+def test_generate_draws_particles_from_c():
+    """The counter-example through `generate`: Eq. 2 samples give .744, particles .900."""
+    joints, features = two_bits()
+    model = composition(joints)
+    torch.manual_seed(0)
+    made = model.generate(
+        start(model, 2),
+        particles=20_000,
+        max_new_tokens=3,
+        num_return_sequences=20_000,
+        do_sample=True,
+        temperature=1.0,
+    )
+    assert made.shape[0] == 2 * 20_000
+    for rows in made[:, 1:3].view(2, 20_000, 2):
+        for feature in features:
+            assert float((feature[rows[:, 0], rows[:, 1]] == 1).float().mean()) == pytest.approx(0.9, abs=0.02)
+
+
+def test_generate_with_particles_is_sample_and_draw():
+    base = build_model("llama", 0)
+    model = tessellm.compose(base, {"one": perturbed(base, 1), "two": perturbed(base, 2)}, rule="product")
+    ids, mask = torch.tensor([[0, 5, 6], [3, 4, 5]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    torch.manual_seed(3)
+    config = GenerationConfig(max_new_tokens=4, num_return_sequences=2, do_sample=True)
+    made = model.generate(ids, config, attention_mask=mask, particles=8, pad_token_id=0)
+    torch.manual_seed(3)
+    found = particles.sample(model, ids, mask, particles=8, max_new_tokens=4, pad_token_id=0)
+    assert torch.equal(made, found.draw(2).flatten(0, 1))
+    torch.manual_seed(3)
+    assert torch.equal(
+        made,
+        model.generate(
+            input_ids=ids, attention_mask=mask, particles=8, max_length=7, num_return_sequences=2, pad_token_id=0
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"num_beams": 4},
+        {"temperature": 0.7},
+        {"top_k": 50},
+        {"top_p": 0.9},
+        {"do_sample": False},
+        {"repetition_penalty": 1.2},
+        {"streamer": object()},
+        {"return_dict_in_generate": True},
+    ],
+)
+def test_generate_with_particles_refuses_what_would_bend_c(option):
+    base = build_model("llama", 0)
+    model = tessellm.compose(base, {"one": perturbed(base, 1)}, rule="product")
+    ids, (name,) = torch.tensor([[5, 6]]), option
+    with pytest.raises(GenerationError, match=f"got {name}="):
+        model.generate(ids, particles=4, max_new_tokens=2, **option)
+
+
+def test_generate_with_particles_refuses_other_rules_and_no_prompt():
+    base = build_model("llama", 0)
+    model = tessellm.compose(base, {"one": perturbed(base, 1)})
+    with pytest.raises(GenerationError, match=f"rule is '{model.rule.name}'"):
+        model.generate(torch.tensor([[5, 6]]), particles=4, max_new_tokens=2)
+    with pytest.raises(GenerationError, match="expected input_ids"):
+        model.generate(particles=4)
+    model.set_rule("product")
+    with pytest.raises(GenerationError, match="max_new_tokens ≥ 1"):
+        model.generate(torch.tensor([[5, 6]]), particles=4, max_length=2)

@@ -29,9 +29,10 @@ from transformers import GenerationConfig
 
 from . import adapters, files, sources
 from .compose import assemble, load_members, make_loading, place
+from .config import ComposedConfig
 from .errors import CheckpointError
 from .members import Loading, Member, MemberSpec, load_tokenizer
-from .model import ComposedConfig, ComposedForCausalLM
+from .model import ComposedForCausalLM
 from .model_card import model_card
 from .quantized import check_readable
 from .rules import RULES

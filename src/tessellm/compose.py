@@ -11,9 +11,10 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .config import ComposedConfig
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
-from .model import ComposedConfig, ComposedForCausalLM
+from .model import ComposedForCausalLM
 from .rules import DEFAULT, RULES, Rule, default_termination, describe_rule, make_rule
 from .shared_tensors import share_identical
 from .termination import POLICIES

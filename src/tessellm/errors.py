@@ -6,6 +6,7 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── VocabularyError      members that do not speak the same tokens
 ├── CheckpointError      a composition's folder that is cut off, changed or cannot be written
 ├── PromptError          a prompt that is empty or longer than the shortest context
+├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
 └── MissingExtraError    an optional package that is not installed
 """
 
@@ -38,6 +39,10 @@ class CheckpointError(TessellmError):
 
 
 class PromptError(TessellmError):
+    pass
+
+
+class GenerationError(TessellmError, ValueError):
     pass
 
 

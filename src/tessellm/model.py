@@ -7,56 +7,21 @@ vocabulary, and lets the rule combine them. Its `logits` are the composed log-pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import ComposedCache
+from .config import ComposedConfig
 from .errors import MemberError, PromptError
 from .rows import kept_rows, mask_rows, time_slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, plain_rule, with_weights, working_dtype
 from .termination import Terminated
 from .vocabulary import Alignment
-
-
-class ComposedConfig(PreTrainedConfig):
-    """What a composition is: its members, their weights, the rule. `members[0]` is the base.
-
-    A member is a mapping with `name`, `weight`, `kind` (full or adapter) and, where it was saved, `source`,
-    `revision`, `files`. `rule` is a mapping with `name` and the rule's parameters.
-    """
-
-    model_type = "tessellm"
-
-    members: list[dict[str, Any]] = field(default_factory=list)
-    rule: dict[str, Any] = field(default_factory=lambda: {"name": "product"})
-    termination: str = "rule"
-    vocab_size: int = 0
-    max_position_embeddings: int = 0
-    num_hidden_layers: int = 0
-    bos_token_id: int | None = None
-    eos_token_id: list[int] | None = None
-    pad_token_id: int | None = None
-    use_cache: bool = True
-
-    @property
-    def member_names(self) -> list[str]:
-        return [member["name"] for member in self.members]
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        return tuple(float(member["weight"]) for member in self.members[1:])
 
 
 @dataclass
@@ -264,12 +229,19 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
                 "Give a prompt, or start from the beginning-of-text token"
             )
         length = input_ids.shape[1] + (cache.get_seq_length() if cache is not None else 0)
-        limit = self.config.max_position_embeddings
-        if limit and length > limit:
+        if (limit := self.config.max_position_embeddings) and length > limit:
             raise PromptError(
                 f"{length} tokens are too many: the shortest context among the members is {limit}. Shorten the "
                 "prompt or max_new_tokens"
             )
+
+    def generate(self, *args: Any, particles: int | None = None, **kwargs: Any) -> Any:
+        """As of any Hugging Face model. With `particles=N`, drawn from C by Monte Carlo: see `tessellm.particles`."""
+        if particles is None:
+            return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
+        from .particle_generation import generate
+
+        return generate(self, particles, *args, **kwargs)
 
     def _prepare_cache_for_generation(
         self,

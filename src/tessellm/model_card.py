@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .model import ComposedConfig
+from .config import ComposedConfig
 from .rules import RULES
 
 

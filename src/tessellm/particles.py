@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .errors import PromptError
+from .errors import GenerationError, PromptError
 from .model import ComposedForCausalLM
 from .rules import Product, product_scores
 
@@ -59,6 +59,7 @@ def sample(
     seed: int | None = None,
     resample_below: float = 0.5,
     eos_token_id: int | list[int] | None = None,
+    pad_token_id: int | None = None,
 ) -> Particles:
     """Sample N weighted continuations of every prompt from C, the members' sequence-level composition.
 
@@ -69,7 +70,8 @@ def sample(
     """
     _check(model, input_ids, particles, max_new_tokens, resample_below)
     generator = None if seed is None else torch.Generator(input_ids.device).manual_seed(seed)
-    cloud = _Cloud(model, input_ids, attention_mask, particles, _end_tokens(model, eos_token_id, input_ids))
+    ends_E = _end_tokens(model, eos_token_id, input_ids)
+    cloud = _Cloud(model, input_ids, attention_mask, particles, ends_E, pad_token_id)
     sizes, resampled = [], []
     for _ in range(max_new_tokens):
         cloud.extend(generator)
@@ -96,11 +98,17 @@ class _Cloud:
     """All particles of all prompts: their tokens, weights and caches."""
 
     def __init__(
-        self, model: ComposedForCausalLM, input_ids: Tensor, mask: Tensor | None, particles: int, ends_E: Tensor
+        self,
+        model: ComposedForCausalLM,
+        input_ids: Tensor,
+        mask: Tensor | None,
+        particles: int,
+        ends_E: Tensor,
+        pad: int | None,
     ):
         self.model, self.ends_E, self.shape = model, ends_E, (len(input_ids), particles)
         self.weights = cast(Product, model.rule).weights
-        pad = model.config.pad_token_id
+        pad = pad if pad is not None else model.config.pad_token_id
         self.pad = pad if pad is not None else int(ends_E[0]) if len(ends_E) else 0
         mask = torch.ones_like(input_ids) if mask is None else mask
         self.cache = model.new_cache()
@@ -194,12 +202,12 @@ def _end_tokens(model: ComposedForCausalLM, given: int | list[int] | None, like:
 
 def _check(model: ComposedForCausalLM, input_ids: Tensor, particles: int, steps: int, below: float) -> None:
     if not isinstance(model.rule, Product):
-        raise ValueError(
+        raise GenerationError(
             f"particles sample from the product of the members; this model's rule is {model.rule.name!r}. "
-            'Use model.set_rule("product"), or sample with model.generate'
+            'Use model.set_rule("product"), or leave particles out and decode by the rule'
         )
     if particles < 1 or steps < 1 or not 0 <= below <= 1:
-        raise ValueError(
+        raise GenerationError(
             f"expected particles ≥ 1, max_new_tokens ≥ 1 and 0 ≤ resample_below ≤ 1; got {particles}, {steps}, {below}"
         )
     limit = model.config.max_position_embeddings
