@@ -13,6 +13,7 @@ from .commands.compose import compose
 from .commands.demo import demo
 from .commands.generate import generate
 from .commands.inspect import inspect
+from .commands.probe import probe
 from .commands.reproduce import reproduce
 from .commands.shared import err
 from .commands.tune import tune
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, compose, inspect, generate, tune, reproduce):
+for command in (demo, compose, inspect, generate, tune, probe, reproduce):
     app.command()(command)
 
 

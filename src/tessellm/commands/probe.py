@@ -1,0 +1,87 @@
+"""`tessellm probe`: what can be read linearly off a model's layers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from .shared import PLAIN, Device, Dtype, JsonPath, err, out, write_json
+
+if TYPE_CHECKING:
+    from ..diagnose.probe import Decodability
+
+
+def probe(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A composition's folder, hub id or recipe, or any Hugging Face model."),
+    ],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="JSON lines: text, labels, and perhaps position and group.")
+    ],
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="A module's name or a pattern such as 'model.layers.*.mlp'; may be given several times."),
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
+    random_weights: Annotated[bool, typer.Option(help="Also probe the architecture with random weights.")] = True,
+    skip_malformed: Annotated[bool, typer.Option(help="Leave malformed lines out instead of stopping.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    device: Device = None,
+    dtype: Dtype = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Measure how well labelled constituents of texts are read off hidden layers by a linear decoder.
+
+    Example: tessellm probe out colours.jsonl --layer 'model.layers.*' --json scores.json
+    """
+    from ..diagnose.labelled import read_labelled
+    from ..diagnose.probe import probe as measure
+    from ..diagnose.probed import load_any
+
+    examples, problems = read_labelled(data, skip_malformed)
+    for problem in problems:
+        err.print(f"skipped: {escape(problem)}", soft_wrap=True)
+    loaded, tokenizer = load_any(model, device, dtype)
+    with err.status("loading") as status:
+        found = measure(
+            loaded, examples, layer or (), tokenizer, folds, random_weights, seed, batch_size,
+            progress=lambda text: status.update(escape(text)),
+        )  # fmt: skip
+    out.print(_table(found))
+    out.print(f"{len(examples)} examples; numbers: R², names: share right; on held-out examples, with 95 % intervals")
+    write_json(json_path, {"examples": len(examples), "skipped": problems, "scores": [asdict(row) for row in found]})
+
+
+def _table(found: list[Decodability]) -> Table:
+    members = any(row.member for row in found)
+    columns = [
+        *(["member"] if members else []),
+        "layer",
+        "label",
+        "score",
+        "95 %",
+        "chance",
+        "shuffled",
+        "random weights",
+    ]
+    table = Table(*columns, **PLAIN)
+    for row in found:
+        score = row.score
+        cells = [
+            row.layer,
+            row.label,
+            f"{score.value:.3f}",
+            f"{score.low:.2f} to {score.high:.2f}",
+            f"{score.chance:.2f}",
+        ]
+        cells.append(f"{sum(row.shuffled) / len(row.shuffled):.3f}")
+        cells.append("" if row.random_weights is None else f"{row.random_weights:.3f}")
+        table.add_row(*map(escape, [*([row.member or ""] if members else []), *cells]))
+    return table
