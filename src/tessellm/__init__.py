@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from .compose import compose
 from .config import ComposedConfig
+from .diagnose import Trace, trace
 from .errors import TessellmError
 from .members import MemberSpec
 from .model import ComposedForCausalLM
@@ -18,4 +19,4 @@ AutoConfig.register("tessellm", ComposedConfig, exist_ok=True)
 AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)
 
 __version__ = "0.1.0"
-__all__ = ["ComposedConfig", "ComposedForCausalLM", "MemberSpec", "TessellmError", "compose"]
+__all__ = ["ComposedConfig", "ComposedForCausalLM", "MemberSpec", "TessellmError", "Trace", "compose", "trace"]

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from .evidence import explained
 from .rules import Rule
+
+Observer = Callable[[Tensor, Tensor, Tensor, Any], None]
+"""Called with every row that is composed: logp_MBTV, the tokens fed, the composed logp_BTV, and why (or None)."""
 
 
 class ComposedCache(Cache):
@@ -27,6 +31,7 @@ class ComposedCache(Cache):
         self._state_before: Any = None  # the rule's state before the recorded rows
         self._recorded: list[tuple[Tensor, Tensor, Tensor]] = []
         self.offloading = False
+        self.observer: Observer | None = None  # sees rows as they are composed; cannot follow rows that move
 
     def compose(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, fresh: bool = False) -> Tensor:
         """Run the rule from the state remembered (or, if fresh, from none), and remember where it ended."""
@@ -34,7 +39,12 @@ class ComposedCache(Cache):
             if fresh:
                 self._recorded, self._state_before = [], None
             self._recorded.append((logp_MBTV, tokens_BT, mask_BT))
-        logp_BTV, self.state = self.rule(logp_MBTV, tokens_BT, mask_BT, None if fresh else self.state)
+        state = None if fresh else self.state
+        if self.observer is None:
+            logp_BTV, self.state = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
+        else:
+            logp_BTV, self.state, why = explained(self.rule, logp_MBTV, tokens_BT, mask_BT, state)
+            self.observer(logp_MBTV, tokens_BT, logp_BTV, why)
         return logp_BTV
 
     @property
@@ -89,6 +99,8 @@ class ComposedCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; the sign of the number does not matter, as with the layers' own negative form."""
         removed = abs(tokens_to_remove)
+        if removed and self.observer is not None:
+            raise ValueError("a trace cannot follow tokens that are taken back; trace the finished text instead")
         if removed and self.rule.window:
             rows = sum(tokens_BT.shape[1] for _, tokens_BT, _ in self._recorded)
             if removed > rows:
@@ -113,6 +125,8 @@ class ComposedCache(Cache):
         self._recorded, self._state_before = [], self.state
 
     def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.observer is not None:
+            raise ValueError("a trace cannot follow beams that change places; trace the finished text instead")
         if self.state is not None:
             self.state = type(self.state)(*(change(tensor) for tensor in self.state))
         if self._state_before is not None:

@@ -22,7 +22,7 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, W window, F fe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,6 +77,17 @@ class Rows(NamedTuple):
     contested_BT: Tensor
     blend_BTV: Tensor
     log_z_BT: Tensor
+
+
+def explained(
+    rule: Any, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
+) -> tuple[Tensor, Any, Trace | None]:
+    """Any rule, and why it said what it did, where it can tell."""
+    if hasattr(rule, "explain"):
+        why: tuple[Tensor, Any, Trace | None] = rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
+        return why
+    logp_BTV, state = rule(logp_MBTV, tokens_BT, mask_BT, state)
+    return logp_BTV, state, None
 
 
 def read_rows(logp_MBTV: Tensor) -> Rows:

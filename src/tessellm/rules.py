@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import gates
-from .evidence import Evidence
+from .evidence import Evidence, Trace, explained
 
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
@@ -130,6 +130,11 @@ class Weighted:
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.rule(tilt(logp_MBTV, self.weights), tokens_BT, mask_BT, state)
+
+    def explain(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
+    ) -> tuple[Tensor, Any, Trace | None]:
+        return explained(self.rule, tilt(logp_MBTV, self.weights), tokens_BT, mask_BT, state)
 
 
 @dataclass(frozen=True)

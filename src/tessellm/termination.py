@@ -11,7 +11,7 @@ token, and a policy decides its probability h:
     base    the base's h                                                                not conservative
 
 A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base. The
-probability of stopping is shared out over the end tokens of the member that it came from. Imports torch alone.
+probability of stopping is shared out over the end tokens of the member that it came from. Knows no model.
 
 Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens of any member.
 """
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from .evidence import Trace, explained
 
 POLICIES = ("rule", "owner", "any", "mean", "base")
 CONSERVATIVE = frozenset({"rule", "owner"})
@@ -106,21 +108,21 @@ class Terminated:
         return int(self.rule.window)
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.explain(logp_MBTV, tokens_BT, mask_BT, state)[:2]
+
+    def explain(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
+    ) -> tuple[Tensor, Any, Trace | None]:
         if self.policy == "rule":
-            out: tuple[Tensor, Any] = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
-            return out
+            return explained(self.rule, logp_MBTV, tokens_BT, mask_BT, state)
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         ends = self.ends_on(logp_MBTV.device)
         seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
         heard_BT = torch.where(torch.isin(tokens_BT, ends.token_E), ends.token_E[ends.event], tokens_BT)
-        trace = None
-        if hasattr(self.rule, "explain"):
-            logp_BTV, state, trace = self.rule.explain(seen_MBTV, heard_BT, mask_BT, state)
-        else:
-            logp_BTV, state = self.rule(seen_MBTV, heard_BT, mask_BT, state)
+        logp_BTV, state, trace = explained(self.rule, seen_MBTV, heard_BT, mask_BT, state)
         spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
         log_h_BT, share_MBT = self.decide(event_MBT, spoken_BT, trace)
-        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state
+        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state, trace
 
     def ends_on(self, device: torch.device) -> Ends:
         """The end tokens on that device, copied there once."""

@@ -1,1 +1,5 @@
-"""What a composition does, made visible: measurements on its members and their outputs."""
+"""See who spoke: trace a text token by token, diagnose a composition on prompts, report it as one page."""
+
+from .trace import Trace, trace, trace_generation
+
+__all__ = ["Trace", "trace", "trace_generation"]

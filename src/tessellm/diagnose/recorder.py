@@ -1,0 +1,68 @@
+"""The observer of a composition at work: keeps a few numbers of every row, in order, on the device.
+
+It sees what the model composes, in blocks of any length, and what was written next: the row before each token is kept
+until that token is known. Nothing waits for the host before `finish`.
+
+Shapes: M members, B batch, T time, V vocabulary, N voices: the members, then the composition.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..evidence import Trace as Why
+from ..model import ComposedForCausalLM
+from .laws import hearing_of
+from .statistics import Statistics, statistics
+
+
+class Recorder:
+    """Set it as the `observer` of a cache. With `last_only` it keeps one row a call: the next token's."""
+
+    def __init__(self, model: ComposedForCausalLM, last_only: bool = False):
+        self.hearing = hearing_of(model.rule)
+        self.ends = tuple(tuple(member.get("end_ids", ())) for member in model.config.members)
+        self.last_only = last_only
+        self.blocks: list[Statistics] = []
+        self._said: list[Tensor] = []  # log-probabilities of the tokens that were written, [B, T, N]
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, composed_BTV: Tensor, why: Why | None) -> None:
+        if self.last_only:
+            logp_MBTV, tokens_BT, composed_BTV = logp_MBTV[:, :, -1:], tokens_BT[:, -1:], composed_BTV[:, -1:]
+            why = why and Why(*(each[:, -1:] for each in why))
+        self._hear(tokens_BT[:, :1])
+        if tokens_BT.shape[1] > 1:
+            self._said.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
+        self.blocks.append(statistics(logp_MBTV, composed_BTV, self.hearing, self.ends, why))
+        self._pending = logp_MBTV[:, :, -1:].clone(), composed_BTV[:, -1:].clone()
+
+    def _hear(self, token_B1: Tensor) -> None:
+        if self._pending is not None:
+            self._said.append(log_probabilities(*self._pending, token_B1))
+
+    @property
+    def owner_B(self) -> list[int]:
+        """Who owns the row that was composed last; waits for the device."""
+        return self.blocks[-1].owner_BT[:, -1].tolist()
+
+    def finish(self, token_B1: Tensor) -> dict[str, Tensor]:
+        """Everything by name, [B, rows, …] on the host, once the last token is known."""
+        self._hear(token_B1)
+        columns: dict[str, Any] = {}
+        for name in Statistics._fields:
+            parts = [getattr(block, name) for block in self.blocks]
+            if parts[0] is not None:
+                columns[name.rpartition("_")[0]] = torch.cat(parts, 1).cpu()
+        columns["logprob"] = torch.cat(self._said, 1).cpu()
+        return columns
+
+
+def log_probabilities(logp_MBTV: Tensor, composed_BTV: Tensor, token_BT: Tensor) -> Tensor:
+    """What every voice gave to each row's token: [B, T, N]."""
+    members_MBT = logp_MBTV.gather(-1, token_BT[None, ..., None].expand(len(logp_MBTV), -1, -1, 1))[..., 0]
+    composed_BT = composed_BTV.gather(-1, token_BT[..., None])[..., 0]
+    return torch.cat([members_MBT, composed_BT[None].to(members_MBT.dtype)]).permute(1, 2, 0)

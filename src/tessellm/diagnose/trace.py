@@ -1,0 +1,214 @@
+"""A trace: token by token, who spoke, what every member would have said, and how much they interfered.
+
+Of a given text (`trace`) or of what the composition is writing (`trace_generation`). Aligned with the tokens: column t
+is about token t and the row that predicted it; a text's first token is predicted by nobody.
+
+Shapes: B texts, T tokens, K experts, M members (0 is the base), N voices: the members, then the composition.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..errors import PromptError, require
+from ..model import ComposedForCausalLM
+from ..rows import time_slices
+from .recorder import Recorder
+
+COMPOSED = "composed"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Tensors by name, as attributes and by `trace["owner"]`. Where `scored` is False the others mean nothing.
+
+    owner [B,T]            whose law the composed one is nearest to: 0 the base, i expert i
+    divergence [B,T,K]     KL(p_i ‖ p_b); also jensen_shannon, total_variation, and epsilon: sup_v |log p_i − log p_b|
+    log_z [B,T]            interference; pair_log_z [B,T,K,K] of any two experts
+    novel [B,T]            the composed favourite is no member's
+    gap [B,T]              total variation to the nearest member; gap_kl; bound: what the theory allows for gap_kl
+    idle [B,T]             a_t of the approximate theorem
+    logprob, entropy, hazard [B,T,N]     of the token written; of the law; the probability of stopping
+    top_ids, top_logprobs [B,T,N,5]      every voice's favourites
+    evidence, trusted [B,T,M]; interference, blended [B,T]      where the rule weighs evidence
+    """
+
+    members: tuple[str, ...]
+    tokens: Tensor
+    scored: Tensor
+    tensors: Mapping[str, Tensor]
+    rule: str
+    tokenizer: Any = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        tensors = self.__dict__.get("tensors", {})
+        if name not in tensors:
+            raise AttributeError(f"a trace of the rule {self.__dict__.get('rule')!r} has no {name!r}")
+        return cast(Tensor, tensors[name])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def text(self, number: int) -> Trace:
+        """One text's trace, without padding."""
+        kept_T = self.scored[number].clone()
+        kept_T[:-1] |= self.scored[number][1:]  # the first token is not scored, but there
+        parts = {name: each[number : number + 1, kept_T] for name, each in self.tensors.items()}
+        first = slice(number, number + 1)
+        return Trace(
+            self.members, self.tokens[first, kept_T], self.scored[first, kept_T], parts, self.rule, self.tokenizer
+        )
+
+    def token_texts(self, number: int) -> list[str]:
+        return [self.token_text(token) for token in self.tokens[number].tolist()]
+
+    def token_text(self, token: int) -> str:
+        """The characters of a token as they stand in a text; its id, where there is no tokenizer."""
+        if self.tokenizer is None:
+            return f"⟨{token}⟩"
+        text = self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        raw = self.tokenizer.convert_ids_to_tokens(token)
+        marked = isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" ")  # decoding alone drops it
+        return f" {text}" if marked else str(text)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One mapping a scored token."""
+        for number in range(len(self)):
+            for position in self.scored[number].nonzero()[:, 0].tolist():
+                yield self._row(number, position)
+
+    def _row(self, text: int, position: int) -> dict[str, Any]:
+        at = (text, position)
+        token = int(self.tokens[at])
+        voices = (*self.members, COMPOSED)
+        row: dict[str, Any] = {
+            "text": text, "position": position, "id": token, "token": self.token_text(token),
+            "owner": self.members[int(self.owner[at])],
+        }  # fmt: skip
+        names = {"K": self.members[1:], "M": self.members, "N": voices}
+        for name, axis in PER_MEMBER.items():
+            if name in self.tensors:
+                row[name] = dict(zip(names[axis], self[name][at].tolist(), strict=True))
+        for name in PER_TOKEN:
+            if name in self.tensors:
+                row[name] = self[name][at].item()
+        row["top"] = {
+            voice: [[self.token_text(i), p] for i, p in zip(ids, logs, strict=True)]
+            for voice, ids, logs in zip(voices, self.top_ids[at].tolist(), self.top_logprobs[at].tolist(), strict=True)
+        }
+        return row
+
+    def to_json(self) -> str:
+        """The members, the rule, and every scored token. Infinity and NaN, which JSON lacks, are null."""
+        content = {"members": self.members, "rule": self.rule, "tokens": [finite(row) for row in self.rows()]}
+        return json.dumps(content, ensure_ascii=False)
+
+    def to_pandas(self) -> Any:
+        """A DataFrame: one row a scored token, `divergence.math` for what there is of every member."""
+        pandas = require("pandas", "frames")
+        flat = []
+        for row in self.rows():
+            row.pop("top")
+            nested = {key: value for key, value in row.items() if isinstance(value, dict)}
+            single = {key: value for key, value in row.items() if key not in nested}
+            flat.append(single | {f"{key}.{name}": v for key, by_name in nested.items() for name, v in by_name.items()})
+        return pandas.DataFrame(flat)
+
+
+PER_MEMBER = {
+    "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K", "evidence": "M", "trusted": "M",
+    "logprob": "N", "entropy": "N", "hazard": "N",
+}  # fmt: skip
+PER_TOKEN = ("log_z", "novel", "gap", "gap_kl", "bound", "idle", "interference", "blended")
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+@torch.inference_mode()
+def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None = None) -> Trace:
+    """Trace given texts [B, T] (or one, [T]); padded on either side where the mask says so.
+
+    Texts are read some positions at a time, so that log-probabilities of no more than those are ever held.
+    """
+    ids_BT = torch.as_tensor(input_ids).reshape(-1, torch.as_tensor(input_ids).shape[-1]).to(model.device)
+    mask_BT = _mask(attention_mask, ids_BT)
+    if ids_BT.shape[1] < 2:
+        raise PromptError(f"a trace needs texts of at least two tokens; got {ids_BT.shape[1]}")
+    position_BT = (mask_BT.cumsum(1) - 1).clamp_min(0)
+    recorder, cache = Recorder(model), model.new_cache()
+    cache.observer = recorder
+    elements = len(model.members) * len(ids_BT) * model.config.vocab_size
+    for start, stop in time_slices(ids_BT.shape[1] - 1, elements):
+        model(
+            ids_BT[:, start:stop],
+            attention_mask=mask_BT[:, :stop].long(),
+            position_ids=position_BT[:, start:stop],
+            past_key_values=cache,
+        )
+    columns = recorder.finish(ids_BT[:, -1:])
+    before = {name: torch.nn.functional.pad(each, _first_column(each)) for name, each in columns.items()}
+    scored_BT = mask_BT.clone()
+    scored_BT[:, 1:] &= mask_BT[:, :-1]
+    scored_BT[:, 0] = False
+    return _made(model, ids_BT, scored_BT, before)
+
+
+@torch.inference_mode()
+def trace_generation(
+    model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Trace]:
+    """`model.generate`, greedy or sampling, and the trace of what it wrote: the prompt's tokens and those after an end
+    token are not scored. Options are those of `generate`."""
+    recorder = Recorder(model, last_only=True)
+    cache = model.new_cache()
+    cache.observer = recorder
+    mask_BT = _mask(attention_mask, input_ids)
+    output_BT = cast(Any, model).generate(
+        input_ids, attention_mask=mask_BT.long(), past_key_values=cache, **{**options, "return_dict_in_generate": False}
+    )
+    return output_BT, generated(model, recorder, output_BT, input_ids.shape[1])
+
+
+def generated(model: ComposedForCausalLM, recorder: Recorder, output_BT: Tensor, prompt: int) -> Trace:
+    """The trace of what was generated after `prompt` tokens, from the recorder that watched."""
+    new = output_BT.shape[1] - prompt
+    columns = {name: each[:, -new:] for name, each in recorder.finish(output_BT[:, -1:]).items()}
+    padded = {name: torch.nn.functional.pad(each, _first_column(each, prompt)) for name, each in columns.items()}
+    ends_E = torch.tensor(model.config.eos_token_id or [], device=output_BT.device, dtype=output_BT.dtype)
+    ended_BT = torch.isin(output_BT[:, prompt:], ends_E).cumsum(1).bool()
+    scored_BT = torch.nn.functional.pad(~torch.nn.functional.pad(ended_BT, (1, -1)), (prompt, 0))
+    return _made(model, output_BT, scored_BT, padded)
+
+
+def _first_column(each: Tensor, columns: int = 1) -> list[int]:
+    """Padding that puts so many empty columns in front."""
+    return [0, 0] * (each.ndim - 2) + [columns, 0]
+
+
+def _mask(attention_mask: Tensor | None, ids_BT: Tensor) -> Tensor:
+    if attention_mask is None:
+        return torch.ones_like(ids_BT, dtype=torch.bool)
+    mask_BT = torch.as_tensor(attention_mask).reshape(ids_BT.shape).bool().to(ids_BT.device)
+    if (mask_BT[:, 1:] & ~mask_BT[:, :-1]).sum(1).gt(~mask_BT[:, 0]).any():
+        raise PromptError("a trace takes texts padded before or after; this attention mask has gaps inside a text")
+    return mask_BT
+
+
+def _made(model: ComposedForCausalLM, ids_BT: Tensor, scored_BT: Tensor, tensors: Mapping[str, Tensor]) -> Trace:
+    names = tuple(model.config.member_names)
+    return Trace(names, ids_BT.cpu(), scored_BT.cpu(), tensors, str(model.rule.name), model.tokenizer)
