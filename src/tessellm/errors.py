@@ -7,6 +7,7 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── CheckpointError      a composition's folder that is cut off, changed or cannot be written
 ├── PromptError          a prompt that is empty or longer than the shortest context
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
+├── EngineError          what the fast path cannot run: an architecture, a size, a memory
 └── MissingExtraError    an optional package that is not installed
 """
 
@@ -43,6 +44,10 @@ class PromptError(TessellmError):
 
 
 class GenerationError(TessellmError, ValueError):
+    pass
+
+
+class EngineError(TessellmError):
     pass
 
 

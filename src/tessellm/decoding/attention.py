@@ -1,0 +1,60 @@
+"""Attention over slots, as an attention implementation of Hugging Face's: any of its architectures can run on it.
+
+The library makes no mask for an implementation that it has none for, so the mask comes from the pass: a token reads the
+cells of its own slot up to its own position. One new token a row is the case that matters: then queries are grouped by
+key-value head, so keys and values are read once and never repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from ..errors import EngineError
+from .slots import Pass
+
+NAME = "tessellm_slots"
+UNKNOWN = ("position_bias", "s_aux", "head_mask")  # of other architectures: they would be left out silently
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    slot_pass: Pass | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Queries [R, heads, T, D] over the cells [R, key-value heads, C, D] of their slots."""
+    if slot_pass is None or any(kwargs.get(name) is not None for name in UNKNOWN):
+        raise EngineError(f"{type(module).__name__} needs an attention that the fast path does not have")
+    if not getattr(module, "applies_softcap", True):
+        softcap = None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mask = slot_pass.mask(sliding_window)
+    if query.shape[2] > 1 and softcap is None:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
+        mask = mask | (slot_pass.position_RT < 0)[:, None, :, None]  # padding reads anything: nobody reads padding
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return found.transpose(1, 2), None
+    rows, heads, steps, size = query.shape
+    grouped = query.reshape(rows, key.shape[1], -1, size)  # [R, H, groups · T, D]
+    score = (grouped @ key.transpose(2, 3)) * scale
+    if softcap is not None:
+        score = torch.tanh(score / softcap) * softcap
+    score = score.view(rows, key.shape[1], -1, steps, key.shape[2])
+    score = score.masked_fill(~mask[:, :, None], torch.finfo(score.dtype).min)
+    weight = score.softmax(-1, dtype=torch.float32).to(value.dtype).flatten(2, 3)
+    return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, slot_attention)

@@ -1,0 +1,93 @@
+"""What the device knows of the slots: last token, position, sampling, and the rule's state; and one step over them.
+
+A step is a function of these buffers alone, so that it can be captured once and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model import ComposedForCausalLM
+from .groups import Group, member_logprobs
+from .requests import Request
+from .sampling import choose, uniform
+
+
+class SlotState:
+    """Buffers of S slots. A position of −1 marks a slot that nobody uses."""
+
+    def __init__(self, model: ComposedForCausalLM, groups: Sequence[Group], slots: int):
+        device = model.device
+        self.rule, self.groups, self.device = model.rule, groups, device
+        self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
+        self.position_S = torch.full((slots,), -1, device=device)
+        self.temperature_S = torch.zeros(slots, device=device)
+        self.top_p_S = torch.ones(slots, device=device)
+        self.seed_S = torch.zeros(slots, dtype=torch.long, device=device)
+        self.logprob_S = torch.zeros(slots, device=device)
+        self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
+
+    def decode(self, rows: int, cells: int, how: str) -> None:
+        """One token more for each of the first `rows` slots."""
+        token_B1, position_B1 = self.token_S[:rows, None], self.position_S[:rows, None]
+        logp_MB1V = member_logprobs(self.groups, token_B1, position_B1, rows, cells, 1)
+        real_B1 = position_B1 >= 0
+        state = self.rule_state
+        if state is not None:
+            state = type(state)(*(buffer[:rows] for buffer in state))
+        logp_B1V, state = self.rule(logp_MB1V, token_B1, real_B1, state)
+        if state is not None:
+            for buffer, new in zip(self.rule_state, state, strict=True):
+                buffer[:rows] = new
+        self._choose(logp_B1V[:, -1], slice(rows), position_B1[:, 0] + 1, how)
+        self.position_S[:rows] += real_B1[:, 0].long()
+
+    def prefill(self, slot_B: Tensor, token_BT: Tensor, position_BT: Tensor, cells: int, how: str | None) -> None:
+        """Feed tokens (left-padded: position −1). `how` its first new token is chosen; None: it is not at its end."""
+        keep = min(token_BT.shape[1], self.rule.window + 1) if how else 1
+        logp_MBTV = member_logprobs(self.groups, token_BT, position_BT, slot_B, cells, keep)
+        if how is None:
+            return
+        real_BT = position_BT[:, -keep:] >= 0
+        logp_BTV, state = self.rule(logp_MBTV, token_BT[:, -keep:], real_BT, None)
+        if state is not None:
+            if self.rule_state is None:
+                slots = len(self.token_S)
+                self.rule_state = type(state)(*(new.new_zeros(slots, *new.shape[1:]) for new in state))
+            for buffer, new in zip(self.rule_state, state, strict=True):
+                buffer[slot_B] = new
+        self._choose(logp_BTV[:, -1], slot_B, position_BT[:, -1] + 1, how)
+        self.position_S[slot_B] = position_BT[:, -1] + 1
+
+    def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> None:
+        noise_B = uniform(self.seed_S[slots], position_B)
+        token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+        self.token_S[slots] = token_B
+        self.logprob_S[slots] = logp_BV.gather(-1, token_B[:, None])[:, 0].float()
+
+    def enter(self, request: Request) -> None:
+        """What a request asks for, into its slot."""
+        slot, sampling = request.slot, request.sampling
+        self.position_S[slot] = -1
+        self.temperature_S[slot] = sampling.temperature
+        self.top_p_S[slot] = sampling.top_p
+        self.seed_S[slot] = sampling.seed
+
+    def leave(self, slot: int) -> None:
+        self.position_S[slot] = -1
+
+    def move(self, source: int, target: int, cells: int) -> None:
+        """A running sequence into another slot."""
+        buffers = [self.token_S, self.position_S, self.temperature_S, self.top_p_S, self.seed_S, self.logprob_S]
+        for buffer in (*buffers, *(self.rule_state or ())):
+            buffer[target] = buffer[source]
+        self.copy_cells(source, target, cells)
+        self.leave(source)
+
+    def copy_cells(self, source: int, target: int, cells: int) -> None:
+        for group in self.groups:
+            group.cache.copy_slot(source, target, cells)

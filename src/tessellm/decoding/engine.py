@@ -1,0 +1,207 @@
+"""Engine: many requests at once on one composition. Requests enter and leave between steps.
+
+    engine = Engine(model, slots=8)
+    requests = engine.generate([[1, 2, 3], [4, 5]], Sampling(max_new_tokens=32))
+
+or `submit` and `step` by hand, as a server does. Token ids only; exact: what it writes is what model.py would.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..errors import EngineError, PromptError
+from ..model import ComposedForCausalLM
+from .device import SlotState
+from .groups import make_groups
+from .prefixes import Prefixes
+from .requests import Request
+from .sampling import Sampling, how
+from .steps import Steps
+
+CHUNK = 256  # tokens of a prompt that are fed at once
+PREFILL_TOKENS = 2048  # padded tokens of one prefill pass
+CONTEXT = 4096  # cells a slot, where neither the user nor the members say
+
+
+class Engine:
+    """Slots for sequences, a queue in front of them, and steps that move all of them forward."""
+
+    def __init__(
+        self,
+        model: ComposedForCausalLM,
+        slots: int = 8,
+        context: int | None = None,
+        stacked: bool | None = None,
+        compiled: bool = False,
+    ):
+        if slots < 1:
+            raise EngineError(f"expected at least one slot; got {slots}")
+        if getattr(model, "hf_device_map", None):
+            raise EngineError("the fast path needs all members on one device; these are on several")
+        limit = model.config.max_position_embeddings or None
+        self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
+        self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
+        self.window = model.rule.window
+        groups = make_groups(model, slots, self.context, stacked)
+        self.state = SlotState(model, groups, slots)
+        self.steps = Steps(self.state, self.context, compiled)
+        self.prefixes = Prefixes(slots, self.window + 1)
+        self.waiting: deque[Request] = deque()
+        self.in_slot: list[Request | None] = [None] * slots
+        self._arriving: deque[tuple[list[Request], Callable[[], tuple[list[int], list[float]]]]] = deque()
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Request:
+        """Put a request into the queue."""
+        sampling = sampling or Sampling()
+        tokens, size = list(prompt), self.model.config.vocab_size
+        if not tokens:
+            raise PromptError("the prompt is empty: expected at least one token id")
+        if not all(0 <= token < size for token in tokens):
+            raise PromptError(
+                f"expected token ids from 0 to {size - 1}; got {next(t for t in tokens if not 0 <= t < size)}"
+            )
+        if len(tokens) + sampling.max_new_tokens > self.context:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens and up to {sampling.max_new_tokens} more were asked for, but a "
+                f"slot holds {self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
+            )
+        request = Request(tokens, sampling)
+        self.waiting.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request; its slot is free at once."""
+        if not request.done:
+            request.finish("cancelled")
+            self._free(request)
+            if request in self.waiting:
+                self.waiting.remove(request)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self._arriving or any(self.in_slot))
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One prefill pass, one decoding step; the requests to which a token came or that ended."""
+        self._admit()
+        self._prefill()
+        self._decode()
+        arrived: list[Request] = []
+        while self._arriving and (len(self._arriving) > self.steps.lag or not any(self.in_slot)):
+            arrived += self._collect(*self._arriving.popleft())
+        return arrived
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> list[Request]:
+        """Run prompts to their ends, in order; a failed one has `finish_reason` error."""
+        each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
+        requests = [self.submit(prompt, asked) for prompt, asked in zip(prompts, each, strict=True)]
+        while not all(request.done for request in requests):
+            self.step()
+        return requests
+
+    def _admit(self) -> None:
+        free = [slot for slot, request in enumerate(self.in_slot) if request is None]
+        while free and self.waiting:
+            request = self.waiting.popleft()
+            slot = self.prefixes.best_free(request.prompt, free)
+            free.remove(slot)
+            request.slot, self.in_slot[slot] = slot, request
+            self.state.enter(request)
+            request.fed = self.prefixes.reuse(request, self.in_slot, self.state.copy_cells)
+
+    def _prefill(self) -> None:
+        rows = [
+            r for r in self.in_slot if r is not None and not r.prefilled and not self.prefixes.waits(r, self.in_slot)
+        ]
+        if not rows:
+            return
+        last = self._takes(rows[0]) == len(rows[0].prompt) - rows[0].fed
+        chosen: list[Request] = []
+        for request in rows:  # those of a kind: both in the middle of their prompts, or both at the end
+            takes = self._takes(request)
+            width = max([takes, *(self._takes(r) for r in chosen)])
+            if (takes == len(request.prompt) - request.fed) == last and width * (len(chosen) + 1) <= PREFILL_TOKENS:
+                chosen.append(request)
+        chosen = chosen or rows[:1]
+        width = max(self._takes(r) for r in chosen)
+        token_BT = torch.zeros(len(chosen), width, dtype=torch.long)
+        position_BT = torch.full((len(chosen), width), -1)
+        for b, request in enumerate(chosen):
+            takes = self._takes(request)
+            token_BT[b, width - takes :] = torch.tensor(request.prompt[request.fed : request.fed + takes])
+            position_BT[b, width - takes :] = torch.arange(request.fed, request.fed + takes)
+        slots = [r.slot for r in chosen if r.slot is not None]
+        self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None)
+        for request in chosen:
+            request.fed += self._takes(request)
+            self.prefixes.wrote(request.slot, request.prompt[: request.fed])
+        if last:
+            self._expect(chosen, slots)
+
+    def _takes(self, request: Request) -> int:
+        """How much of its prompt is fed next. The last piece is never shorter than the rule's window."""
+        left = len(request.prompt) - request.fed
+        return left if left <= CHUNK + self.window else CHUNK
+
+    def _decode(self) -> None:
+        running = [r for r in self.in_slot if r is not None and r.prefilled and r.asked]
+        if not running:
+            return
+        self._compact()
+        rows = max(r.slot for r in running if r.slot is not None) + 1
+        cells = max(len(r.prompt) + r.asked for r in running)
+        self.steps.decode(rows, cells, how(r.sampling for r in running))
+        self._expect(running, [r.slot for r in running if r.slot is not None])
+
+    def _expect(self, requests: list[Request], slots: list[int]) -> None:
+        """Note that a token is on its way to each; those that need no more leave their slots."""
+        self._arriving.append((requests, self.steps.fetch(slots)))
+        for request in requests:
+            request.asked += 1
+            if request.asked == request.sampling.max_new_tokens:
+                self._free(request)
+
+    def _collect(self, requests: list[Request], fetch: Callable[[], tuple[list[int], list[float]]]) -> list[Request]:
+        arrived = []
+        for request, token, logprob in zip(requests, *fetch(), strict=True):
+            if request.done:
+                continue  # it ended while this token was on its way
+            request.receive(token, logprob)
+            if token in self.ends and not request.sampling.ignore_end:
+                request.finish("stop")
+            elif len(request.tokens) == request.sampling.max_new_tokens:
+                request.finish("length")
+            if request.done:
+                self._free(request)
+            arrived.append(request)
+        return arrived
+
+    def _free(self, request: Request) -> None:
+        if request.slot is not None and self.in_slot[request.slot] is request:
+            self.in_slot[request.slot] = None
+            self.state.leave(request.slot)
+            self.prefixes.wrote(request.slot, (request.prompt + request.tokens)[: -1 if request.tokens else None])
+
+    def _compact(self) -> None:
+        """Move the last running sequence into a hole before it, so that a step has fewer rows."""
+        used = [slot for slot, request in enumerate(self.in_slot) if request is not None]
+        hole = next((slot for slot in range(len(used)) if self.in_slot[slot] is None), None)
+        request = self.in_slot[used[-1]]
+        if (
+            hole is None
+            or request is None
+            or not request.prefilled
+            or not self.steps.worth_moving(used[-1] + 1, len(used))
+        ):
+            return
+        source, cells = used[-1], len(request.prompt) + request.asked
+        self.state.move(source, hole, cells)
+        self.in_slot[source], self.in_slot[hole], request.slot = None, request, hole
+        self.prefixes.moved(source, hole)

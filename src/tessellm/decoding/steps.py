@@ -1,0 +1,36 @@
+"""Steps: passes over the slots as the device runs them best. On a CPU: just run. On a GPU: captured and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .device import SlotState
+
+
+class Steps:
+    """Runs prefill and decoding passes; fetches what they chose."""
+
+    def __init__(self, state: SlotState, context: int, compiled: bool):
+        self.state, self.context = state, context
+        self.lag = 0  # passes that may be on their way while the next is prepared
+
+    def prefill(self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None) -> None:
+        cells = self._cells(int(position_BT.max()) + 1)
+        self.state.prefill(torch.tensor(slots), token_BT, position_BT, cells, how)
+
+    def decode(self, rows: int, cells: int, how: str) -> None:
+        self.state.decode(rows, self._cells(cells), how)
+
+    def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
+        """The tokens just chosen in these slots and their log-probabilities, when asked for."""
+        tokens, logprobs = self.state.token_S[slots], self.state.logprob_S[slots]
+        return lambda: (tokens.tolist(), logprobs.tolist())
+
+    def worth_moving(self, rows: int, needed: int) -> bool:
+        return needed < rows
+
+    def _cells(self, needed: int) -> int:
+        return min(self.context, needed)
