@@ -8,6 +8,7 @@ from tessellm.theory import sampled
 from tessellm.theory.definitions import conditionals, factorized
 from tessellm.theory.families import factorized_family, perturbed, skilled_family
 from tessellm.theory.operators import stepwise
+from tessellm.theory.sampled import Texts
 from tessellm.theory.sequences import joint, prefix_laws
 from tessellm.theory.tabular import language_model
 
@@ -51,10 +52,10 @@ def planted(family):
 def test_factorized_texts_have_no_gap(family):
     model = composition(family.joints)
     ids = texts_of(model, 32, 4)
-    assert sampled.jointly_factorizable(model, ids).largest < 1e-10
-    assert sampled.interference(model, ids).largest < 1e-10
+    assert sampled.jointly_factorizable(model, Texts(ids)).largest < 1e-10
+    assert sampled.interference(model, Texts(ids)).largest < 1e-10
     owner = torch.tensor([0, 1, 2, 0, 1])  # the prompt's token, then positions 0 … 3
-    found = sampled.factorized(model, ids, owner)
+    found = sampled.factorized(model, Texts(ids), owner)
     assert found["outside"].largest < 1e-10
     assert found["dependence"].largest < 1e-10
 
@@ -63,17 +64,17 @@ def test_a_planted_violation_is_found_with_its_place(family):
     joints = planted(family)
     model = composition(joints)
     ids = texts_of(model, 64, 4)
-    gap = sampled.jointly_factorizable(model, ids, measure="nats")
+    gap = sampled.jointly_factorizable(model, Texts(ids), measure="nats")
     assert gap.witness["position"] == 4
     assert set(gap.witness["experts"]) == {"e1", "e2"}
     assert gap.low > 0
     owner = torch.tensor([0, 1, 2, 0, 1])
-    found = sampled.factorized(model, ids, owner)
+    found = sampled.factorized(model, Texts(ids), owner)
     assert found["outside"].witness["expert"] == "e2"
     assert found["outside"].witness["position"] == 4
     assert found["dependence"].witness["member"] == "e2"
     assert found["dependence"].low > 0
-    assert sampled.interference(model, ids).low > 0
+    assert sampled.interference(model, Texts(ids)).low > 0
     assert factorized(joints, BLOCKS).value > 0.01
 
 
@@ -87,8 +88,8 @@ def test_definition_3_on_texts(generator):
             owner = int(family.owner[t][tuple(tokens[:t])])
             if owner:
                 active[owner - 1, text, t + 1] = True
-    assert sampled.skill_factorizable(model, ids, active).largest < 1e-10
-    nobody = sampled.skill_factorizable(model, ids, torch.zeros_like(active), measure="nats")
+    assert sampled.skill_factorizable(model, Texts(ids), active).largest < 1e-10
+    nobody = sampled.skill_factorizable(model, Texts(ids), torch.zeros_like(active), measure="nats")
     assert nobody.low > 0
     assert nobody.witness["expert"] in ("e1", "e2")
 
@@ -104,7 +105,7 @@ def test_the_interval_covers_the_exact_expectation(generator):
     model = composition(family.joints)
     covered = 0
     for seed in range(40):
-        found = sampled.interference(model, texts_of(model, 60, 4, seed), seed=seed)
+        found = sampled.interference(model, Texts(texts_of(model, 60, 4, seed)), seed=seed)
         covered += found.low <= exact / 4 <= found.high
     assert covered >= 33  # 38 on average; fewer than 33 has probability .005
 
@@ -128,11 +129,11 @@ def test_padding_never_counts_and_real_architectures_run():
     base = build_model("llama", 0)
     model = tessellm.compose(base, {"one": build_model("llama", 1), "two": build_model("llama", 2)}, rule="product")
     ids = torch.randint(4, 60, (3, 10), generator=torch.Generator().manual_seed(0))
-    alone = sampled.jointly_factorizable(model, ids[:1, 4:])
+    alone = sampled.jointly_factorizable(model, Texts(ids[:1, 4:]))
     mask = torch.ones_like(ids)
     mask[:, :4] = 0
     padded = torch.where(mask.bool(), ids, 0)[:1]
-    positions = sampled.jointly_factorizable(model, padded, mask[:1], start=5)
+    positions = sampled.jointly_factorizable(model, Texts(padded, mask[:1], start=5))
     assert positions.mean == pytest.approx(alone.mean, rel=1e-4)
     assert alone.unseen == pytest.approx(0.95)
     assert 0 < alone.low <= alone.mean <= alone.high
@@ -142,6 +143,6 @@ def test_what_is_refused(family):
     model = composition(family.joints)
     ids = texts_of(model, 2, 4)
     with pytest.raises(ValueError, match="unknown measure"):
-        sampled.jointly_factorizable(model, ids, measure="bits")
+        sampled.jointly_factorizable(model, Texts(ids), measure="bits")
     with pytest.raises(ValueError, match="start"):
-        sampled.jointly_factorizable(model, ids, start=9)
+        sampled.jointly_factorizable(model, Texts(ids, start=9))

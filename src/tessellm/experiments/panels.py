@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import require
+from ..errors import MissingExtraError, require
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 INK, FAINT = "#22262E", "#9AA0AA"
 
 
-def panels(count: int, width: float = 4.6, height: float = 3.7) -> tuple[Any, list[Any]]:
-    """An empty figure and its axes."""
+def drawn(draw: Callable[[], str]) -> list[str]:
+    """The picture's file name; nothing but a note where matplotlib is missing: results are worth having without it."""
+    try:
+        return [draw()]
+    except MissingExtraError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+        return []
+
+
+def blank(width: float, height: float, **options: Any) -> Any:
+    """An empty figure, in inches."""
     require("matplotlib", "plots")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * count, height), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    return Figure(figsize=(width, height), **options)
+
+
+def panels(count: int, width: float = 4.6, height: float = 3.7) -> tuple[Any, list[Any]]:
+    """An empty figure and its axes."""
+    figure = blank(width * count, height, dpi=150, facecolor="white", layout="constrained")
     axes = list(figure.subplots(1, count, squeeze=False)[0])
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)

@@ -27,6 +27,21 @@ BATCH = 16
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Token ids [B, T] to read the members on, 0 in `attention_mask` where a text is padded. Laws of tokens `start` …
+    T−1 are read: what comes before is a prompt."""
+
+    input_ids: Tensor
+    attention_mask: Tensor | None = None
+    start: int = 1
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for first in range(0, len(self.input_ids), BATCH):
+            mask = self.attention_mask
+            yield self.input_ids[first : first + BATCH], None if mask is None else mask[first : first + BATCH]
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A mean over rows with its interval, the largest row and where it stands."""
 
@@ -42,55 +57,39 @@ class Estimate:
 
 
 def jointly_factorizable(
-    model: ComposedForCausalLM,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    start: int = 1,
-    measure: str = "total variation",
-    confidence: float = 0.95,
-    seed: int = 0,
+    model: ComposedForCausalLM, texts: Texts, measure: str = "total variation", confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
     """Definition 4: at each row the second largest divergence from the base, which any active sets must leave."""
-    value_KBT, mask_BT = _divergences(model, input_ids, attention_mask, start, measure)
+    value_KBT, mask_BT = _divergences(model, texts, measure)
     second_BT, experts_2BT = second_largest(value_KBT)
 
     def name(text: int, row: int) -> Mapping[str, Any]:
         experts = [model.config.member_names[i] for i in experts_2BT[:, text, row].tolist()]
         return {"experts": tuple(experts[: len(value_KBT)])}
 
-    return estimate(second_BT, mask_BT, measure, confidence, seed, name, start)
+    return estimate(second_BT, mask_BT, measure, confidence, seed, name, texts.start)
 
 
 def skill_factorizable(
     model: ComposedForCausalLM,
-    input_ids: Tensor,
+    texts: Texts,
     active_KBT: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    start: int = 1,
     measure: str = "total variation",
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
     """Definition 3: the worst idle expert at each row. `active_KBT[i, b, t]`: may expert i act on token t of text b?"""
-    value_KBT, mask_BT = _divergences(model, input_ids, attention_mask, start, measure)
-    idle_BT, expert_BT = value_KBT.masked_fill(active_KBT[:, :, start:].bool(), 0.0).max(0)
+    value_KBT, mask_BT = _divergences(model, texts, measure)
+    idle_BT, expert_BT = value_KBT.masked_fill(active_KBT[:, :, texts.start :].bool(), 0.0).max(0)
 
     def name(text: int, row: int) -> Mapping[str, Any]:
         return {"expert": model.config.member_names[1 + int(expert_BT[text, row])]}
 
-    return estimate(idle_BT, mask_BT, measure, confidence, seed, name, start)
+    return estimate(idle_BT, mask_BT, measure, confidence, seed, name, texts.start)
 
 
 def factorized(
-    model: ComposedForCausalLM,
-    input_ids: Tensor,
-    owner_T: Tensor,
-    *,
-    start: int = 1,
-    confidence: float = 0.95,
-    seed: int = 0,
+    model: ComposedForCausalLM, texts: Texts, owner_T: Tensor, confidence: float = 0.95, seed: int = 0
 ) -> dict[str, Estimate]:
     """Definition 1 for positions owned as `owner_T` says (0 the base, i expert i), in total variation.
 
@@ -98,16 +97,17 @@ def factorized(
     at a position moves when the tokens of all other blocks are exchanged for those of another text, which independent
     blocks do not notice. Texts must have one length.
     """
+    input_ids, start = texts.input_ids, texts.start
     owner_t = owner_T[start:]
     experts = torch.arange(1, len(model.members))
     active_KBT = (owner_T == experts[:, None]).unsqueeze(1).expand(-1, len(input_ids), -1)
-    outside = skill_factorizable(model, input_ids, active_KBT, start=start, confidence=confidence, seed=seed)
+    outside = skill_factorizable(model, texts, active_KBT, confidence=confidence, seed=seed)
     order_B = torch.roll(torch.arange(len(input_ids)), 1)
     moved_MBT = torch.zeros(len(model.members), len(input_ids), len(owner_t))
-    for owner in owner_T[start:].unique().tolist():
+    for owner in owner_t.unique().tolist():
         foreign_T = (owner_T != owner) & (torch.arange(len(owner_T)) >= start)
-        other_BT = torch.where(foreign_T, input_ids[order_B], input_ids)
-        pairs = zip(_rows(model, input_ids, None, start), _rows(model, other_BT, None, start), strict=True)
+        others = Texts(torch.where(foreign_T, input_ids[order_B], input_ids), None, start)
+        pairs = zip(_rows(model, texts), _rows(model, others), strict=True)
         move_MBT = torch.cat([_total_variation(a, b) for (a, _), (b, _) in pairs], dim=1)
         moved_MBT = torch.where(owner_t == owner, move_MBT, moved_MBT)
     worst_BT, member_BT = moved_MBT.max(0)
@@ -120,23 +120,14 @@ def factorized(
     return {"outside": outside, "dependence": moved}
 
 
-def interference(
-    model: ComposedForCausalLM,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    start: int = 1,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Estimate:
+def interference(model: ComposedForCausalLM, texts: Texts, confidence: float = 0.95, seed: int = 0) -> Estimate:
     """|log Z| of Eq. 2 at each row: zero under Definitions 1 and 4."""
     weights = model.rule.weights if isinstance(model.rule, Product) else model.config.weights
     found = [
-        (product_scores(logp_MBTV, weights).logsumexp(-1).abs(), mask_BT)
-        for logp_MBTV, mask_BT in _rows(model, input_ids, attention_mask, start)
+        (product_scores(logp_MBTV, weights).logsumexp(-1).abs(), mask_BT) for logp_MBTV, mask_BT in _rows(model, texts)
     ]
     values_BT, masks_BT = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return estimate(values_BT, masks_BT, "nats", confidence, seed, lambda text, row: {}, start)
+    return estimate(values_BT, masks_BT, "nats", confidence, seed, lambda text, row: {}, texts.start)
 
 
 @dataclass(frozen=True)
@@ -198,27 +189,22 @@ def estimate(
 
 
 @torch.no_grad()
-def _rows(
-    model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, start: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _rows(model: ComposedForCausalLM, texts: Texts) -> Iterator[tuple[Tensor, Tensor]]:
     """logp_MBTV and mask_BT of the laws of tokens start … T−1, some texts at a time."""
-    if not 1 <= start < input_ids.shape[1]:
-        raise ValueError(f"expected 1 ≤ start < {input_ids.shape[1]} (the texts' length); got {start}")
-    for first in range(0, len(input_ids), BATCH):
-        ids_BT = input_ids[first : first + BATCH]
-        mask = None if attention_mask is None else attention_mask[first : first + BATCH]
+    start, length = texts.start, texts.input_ids.shape[1]
+    if not 1 <= start < length:
+        raise ValueError(f"expected 1 ≤ start < {length} (the texts' length); got {start}")
+    for ids_BT, mask in texts.batches():
         output = model(ids_BT, attention_mask=mask, use_cache=False, output_member_logprobs=True)
         yield output.member_logprobs[:, :, start - 1 : -1], mask_rows(mask, ids_BT)[:, start:]
 
 
-def _divergences(
-    model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, start: int, measure: str
-) -> tuple[Tensor, Tensor]:
+def _divergences(model: ComposedForCausalLM, texts: Texts, measure: str) -> tuple[Tensor, Tensor]:
     """How far each expert is from the base at each row: [K, B, T−start], and which rows count."""
     if measure not in MEASURES:
         raise ValueError(f"unknown measure {measure!r}; known: {', '.join(MEASURES)}")
     values, masks = [], []
-    for logp_MBTV, mask_BT in _rows(model, input_ids, attention_mask, start):
+    for logp_MBTV, mask_BT in _rows(model, texts):
         base, experts = logp_MBTV[0], logp_MBTV[1:]
         values.append(_sup_log_ratio(experts, base) if measure == "nats" else _total_variation(experts, base))
         masks.append(mask_BT)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import require
+from ..panels import blank
 from .letters import END_OF_PROMPT
 
 EXPERT_COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by colour-blind readers, too
@@ -29,14 +29,9 @@ def save_figure(
     kl_KT: Sequence[Sequence[float]],
 ) -> None:
     """Draws the input, what each member alone makes of it, the composition's answer, and KL(p_i‖p_b) below."""
-    require("matplotlib", "plots")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = max(map(len, (string, base, composed, *experts.values()))) + 1
     right, bottom = LABEL_WIDTH + columns + 1.6, 5.1 + 1.85 * len(experts)
-    figure = Figure(figsize=(16, 16 * (bottom - TOP) / right), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(16, 16 * (bottom - TOP) / right, dpi=100, facecolor="white")
     axes: Any = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, right), ylim=(bottom, TOP), aspect="equal")
     axes.axis("off")

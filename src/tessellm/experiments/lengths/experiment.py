@@ -18,7 +18,7 @@ from torch import Tensor
 from ...rules import product
 from ..claims import Claim, Result
 from ..letters.positions import ALPHABET, NAMES, REPLACEMENTS, TASKS
-from ..panels import COLOURS, FAINT, INK, caption, panels, save
+from ..panels import COLOURS, FAINT, INK, caption, drawn, panels, save
 from .members import LAG, SCHEMES, SHAPE, TRAINED_LENGTH, logits, target, train_members
 
 LENGTHS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
@@ -45,8 +45,8 @@ def run(seed: int, out: Path, size: str) -> Result:
     for scheme in SCHEMES:
         members = train_members(scheme, effort.seeds, effort.steps, effort.batch, generator)
         table += evaluate(scheme, members, effort.strings, generator)
-    figure = draw(out, table)
-    result = Result("lengths", claims(table), seed, size, time.perf_counter() - started, [figure], {"lengths": table})
+    figures = drawn(lambda: draw(out, table))
+    result = Result("lengths", claims(table), seed, size, time.perf_counter() - started, figures, {"lengths": table})
     result.write(out)
     return result
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..claims import Claim, Result
-from ..panels import COLOURS, FAINT, caption, panels, save
+from ..panels import COLOURS, FAINT, caption, drawn, panels, save
 from . import positions as positions_form
 from . import writing as writing_form
 from .positions import LENGTHS, NAMES
@@ -52,9 +52,9 @@ def run(seed: int, out: Path, size: str) -> Result:
     claims = [*_claims("position-wise", positions, effort), *_claims("autoregressive", writing, effort)]
     log_z = max(row["log_z"] for row in positions)
     claims.append(Claim("position-wise-log-z", "largest |log Z| of Eq. 2 along the strings (nats)", round(log_z, 3)))
-    figure = draw(out, positions, writing, effort.seeds)
+    figures = drawn(lambda: draw(out, positions, writing, effort.seeds))
     tables = {"position-wise": _summary(positions), "autoregressive": _summary(writing)}
-    result = Result("letters", claims, seed, size, time.perf_counter() - started, [figure], tables)
+    result = Result("letters", claims, seed, size, time.perf_counter() - started, figures, tables)
     result.write(out)
     return result
 

@@ -22,6 +22,7 @@ from ... import gates
 from ...rules import product_scores
 from ..claims import Claim, Result
 from ..intervals import share
+from ..panels import blank, drawn, save
 from ..skills.baselines import DECODING
 from ..skills.experiment import default_rule
 from ..stacked import Params, Shape, select, train
@@ -161,21 +162,16 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
         if schedule is not None:
             params, pairs = train_letters(seeds, schedule, "cuda" if full else "cpu", log)
             tables[name] = measure(params, pairs, 2000 if full else 200, log)
-    claims, figures = claims_of(tables["letters"], tables.get("longer")), ("many-experts.png",)
-    result = Result("many-experts", claims, seed, size, time.monotonic() - began, figures, tables)
-    content = result.write(out)
-    draw(content, out)
-    return content
+    claims = claims_of(tables["letters"], tables.get("longer"))
+    content = Result("many-experts", claims, seed, size, time.monotonic() - began, tables=tables).write(out)
+    figures = drawn(lambda: draw(content, out))
+    return Result("many-experts", claims, seed, size, time.monotonic() - began, figures, tables).write(out)
 
 
-def draw(content: dict[str, Any], out: Path) -> None:
+def draw(content: dict[str, Any], out: Path) -> str:
     """Share right and interference by number of experts."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
     table = content["tables"]["letters"]
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = blank(9, 3.2, layout="constrained")
     left, right = figure.subplots(1, 2)
     for length, style in ((TRAINED_LENGTH, "-"), (LENGTHS[-1], "--")):
         cells = [c for c in table if c["length"] == length]
@@ -191,4 +187,5 @@ def draw(content: dict[str, Any], out: Path) -> None:
     left.legend(fontsize=6)
     right.legend(fontsize=7)
     figure.suptitle(f"{content['hardware']}, seed {content['seed']}", fontsize=8)
-    figure.savefig(out / "many-experts.png", dpi=130)
+    figure.set_dpi(130)
+    return save(figure, out, "many-experts")

@@ -19,6 +19,7 @@ from ... import gates
 from ...evidence import Evidence
 from ..claims import Claim, Result
 from ..intervals import share
+from ..panels import blank, drawn, save
 from ..stacked import Shape, logits, select
 from . import baselines, chains
 from .chains import Prompts
@@ -164,23 +165,18 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
         members = train_members(recipe, seeds, device, lambda text, label=label: log(f"{label}: {text}"))  # type: ignore[misc]
         tables[label] = measure(members, seeds, 512 if size == "full" else 128, log)
         claims += claims_of(tables[label], label, targets=size == "full" and index == 0)
-        result = Result("skills", claims, seed, size, time.monotonic() - began, ("skills.png",), tables)
-        content = result.write(out)
-    draw(content, out)
-    return content
+        content = Result("skills", claims, seed, size, time.monotonic() - began, tables=tables).write(out)
+    figures = drawn(lambda: draw(content, out))
+    return Result("skills", claims, seed, size, time.monotonic() - began, figures, tables).write(out)
 
 
-def draw(content: dict[str, Any], out: Path) -> None:
+def draw(content: dict[str, Any], out: Path) -> str:
     """One panel a regime and chain: share of right sequences by number of experts."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
     label, table = next(iter(content["tables"].items()))
     regimes = [r for r in chains.REGIMES if any(c["regime"] == r for c in table)]
     lengths = sorted({c["chain"] for c in table})
     merges = list(baselines.MERGING)
-    figure = Figure(figsize=(3 * len(lengths), 2.4 * len(regimes)), layout="constrained")
+    figure = blank(3 * len(lengths), 2.4 * len(regimes), layout="constrained")
     axes = figure.subplots(len(regimes), len(lengths), sharex=True, sharey=True, squeeze=False)
     styles = {"oracle": "k:", "evidence": "C0o-", "novelty": "C2^--", "owner": "C1s--", "eq2": "C3x-"}
     for row, regime in enumerate(regimes):
@@ -202,4 +198,5 @@ def draw(content: dict[str, Any], out: Path) -> None:
     figure.supxlabel("experts")
     figure.supylabel("exact match")
     figure.suptitle(f"Skill chains ({label}; {content['hardware']}; seed {content['seed']})", fontsize=10)
-    figure.savefig(out / "skills.png", dpi=130)
+    figure.set_dpi(130)
+    return save(figure, out, "skills")

@@ -22,6 +22,7 @@ from ...compose import compose
 from ...model import ComposedForCausalLM
 from ...rules import product
 from ..claims import Claim, Result
+from ..panels import drawn
 from ..stacked import Params, Shape, logits, select, to_llama
 from .members import (
     LENGTH,
@@ -69,10 +70,10 @@ def run(seed: int, out: Path, size: str) -> Result:
     claims, example = whole_claims(members, walks, effort, generator)
     broken_claims, broken = break_bijection(members, walks, effort, generator)
     future_claims, future = need_the_future(effort, generator, seed)
-    figure = draw(out, walks[0], example, broken, future)
+    figures = drawn(lambda: draw(out, walks[0], example, broken, future))
     tables = {"bijection broken": broken, "features that need the future": future}
     seconds = time.perf_counter() - started
-    result = Result("styles", [*claims, *broken_claims, *future_claims], seed, size, seconds, [figure], tables)
+    result = Result("styles", [*claims, *broken_claims, *future_claims], seed, size, seconds, figures, tables)
     result.write(out)
     return result
 

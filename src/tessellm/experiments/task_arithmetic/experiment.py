@@ -22,6 +22,7 @@ from ...theory.definitions import second_largest
 from ...theory.theorems import linear_merging, merge_linear, task_arithmetic_violation
 from ..claims import Claim, Result
 from ..lengths.members import LAG, SHAPE
+from ..panels import drawn
 from ..stacked import Params, select
 from ..theorems.planted import linear_family
 from .members import PAIRS, before, fine_tune, forward, merged, strings, tables, train_base
@@ -61,10 +62,10 @@ def run(seed: int, out: Path, size: str) -> Result:
     ]
     scaled = first_order(base, experts[max(effort.ages)], effort.strings, generator)
     claims = [*linear_claims(generator), *trained_claims(table, scaled)]
-    figure = draw(out, table)
+    figures = drawn(lambda: draw(out, table))
     tables_made = {"as fine-tuning goes on": table, "scaled task vectors": scaled}
     seconds = time.perf_counter() - started
-    result = Result("task-arithmetic", claims, seed, size, seconds, [figure], tables_made)
+    result = Result("task-arithmetic", claims, seed, size, seconds, figures, tables_made)
     result.write(out)
     return result
 

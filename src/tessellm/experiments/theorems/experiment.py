@@ -42,6 +42,7 @@ from ...theory.theorems import (
     theorem_3,
 )
 from ..claims import Claim, Result
+from ..panels import drawn
 from .planted import integer, linear_family, planted_claims
 
 FAMILIES = {"cpu": 1000, "full": 10_000}
@@ -60,9 +61,9 @@ def run(seed: int, out: Path, size: str) -> Result:
     gap_claims, approach = counter_example(seed)
     bound_claims, sweep = approximate_claims(count, generator)
     claims = [*exact_claims(count, generator), *bound_claims, *planted_claims(count // 5, generator), *gap_claims]
-    figure = draw(out, sweep, approach)
+    figures = drawn(lambda: draw(out, sweep, approach))
     tables = {"gap against ε and k": sweep, "counter-example by particles": approach}
-    result = Result("theorems", claims, seed, size, time.perf_counter() - started, [figure], tables)
+    result = Result("theorems", claims, seed, size, time.perf_counter() - started, figures, tables)
     result.write(out)
     return result
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...rules import product, product_scores
 from ..claims import Claim, Result
+from ..panels import drawn
 from .expressions import skeleton
 from .problems import NAMES, VOCABULARY, Prover, random_problem
 from .proofs import DOT, Proof, check
@@ -63,10 +64,10 @@ def run(seed: int, out: Path, size: str) -> Result:
     composed, example = composed_claims(count, rng)
     if size in TRAINING:
         composed += trained_claims(TRAINING[size], count, seed)
-    figure = draw(out, example[0], example[1])
+    figures = drawn(lambda: draw(out, example[0], example[1]))
     tables = {"example": [" ".join(example[0].prompt), " ".join(example[1].words)]}
     seconds = time.perf_counter() - started
-    result = Result("trig", [*claims, *composed], seed, size, seconds, [figure], tables)
+    result = Result("trig", [*claims, *composed], seed, size, seconds, figures, tables)
     result.write(out)
     return result
 
