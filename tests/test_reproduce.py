@@ -51,7 +51,7 @@ def test_the_page_shows_every_claim_and_escapes_it(tmp_path):
 def test_the_exit_code_says_whether_all_claims_hold(cli, tmp_path, monkeypatch, holds):
     import tessellm.experiments.letters.experiment as experiment
 
-    monkeypatch.setattr(experiment, "run", lambda seed, out, size: made(out, holds=holds))
+    monkeypatch.setattr(experiment, "run", lambda seed, out, size, log: made(out, holds=holds))
     ran = cli("reproduce", "letters", "--out", tmp_path, "--json", tmp_path / "all.json")
     assert ran.code == (0 if holds else 1)
     assert json.loads((tmp_path / "all.json").read_text())["name"] == "letters"

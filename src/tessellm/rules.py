@@ -152,16 +152,18 @@ RULES: dict[str, RuleEntry] = {
     "evidence": RuleEntry(
         Evidence,
         "Eq. 2 while the members are compatible, else the owner that the evidence singles out",
-        "docs/rules.md; equals arXiv 2605.28304, Eq. 2 where its theory holds",
+        "help(tessellm.evidence); equals arXiv 2605.28304, Eq. 2 where its theory holds",
         termination="owner",
     ),
     "product": RuleEntry(Product, "add log-probabilities, subtract the base's k−1 times", "arXiv 2605.28304, Eq. 2"),
-    "owner": RuleEntry(gates.Owner, "the most divergent expert speaks alone", "docs/rules.md"),
+    "owner": RuleEntry(gates.Owner, "the most divergent expert speaks alone", "help(tessellm.gates)"),
     "relative-gate": RuleEntry(
-        gates.RelativeGate, "Eq. 2 over the experts that diverge by a share of the largest divergence", "docs/rules.md"
+        gates.RelativeGate,
+        "Eq. 2 over the experts that diverge by a share of the largest divergence",
+        "help(tessellm.gates)",
     ),
     "tail-floor": RuleEntry(
-        gates.TailFloor, "Eq. 2 without the tails of all experts but the most divergent", "docs/rules.md"
+        gates.TailFloor, "Eq. 2 without the tails of all experts but the most divergent", "help(tessellm.gates)"
     ),
     "plausibility": RuleEntry(
         gates.Plausibility, "Eq. 2 on the tokens that an expert finds plausible", "after arXiv 2210.15097"

@@ -1,6 +1,7 @@
 """What an experiment hands back: claims with their values and targets, and everything needed to run it again.
 
-An experiment is a module with `run(seed, out, size) -> Result`; `size` is "cpu" (minutes, anyone) or "full" (one GPU).
+An experiment is a module with `run(seed, out, size, log) -> Result`; `size` is "cpu" (minutes, anyone) or "full" (one
+GPU).
 """
 
 from __future__ import annotations
@@ -27,6 +28,23 @@ class Claim:
     value: Any
     target: str | None = None
     holds: bool | None = None
+
+
+def shown(value: Any) -> str:
+    """A value as a reader wants it: numbers to four digits, lists and tables in a line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {shown(item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def at_least(id: str, statement: str, value: float, bound: float) -> Claim:
+    return Claim(id, statement, value, f"≥ {bound:g}", value >= bound)
+
+
+def at_most(id: str, statement: str, value: float, bound: float) -> Claim:
+    return Claim(id, statement, value, f"≤ {bound:g}", value <= bound)
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,70 @@
-"""Every experiment by name, and how to run one. A module has `run(seed, out, size)` and hands back a Result."""
+"""Every experiment by name, and how to run one. A module has `run(seed, out, size, log)` and hands back a Result."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import TessellmError, nearest
 from .claims import Result
+from .threads import one_thread
 
 SIZES = ("cpu", "full")
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """`paper` says what of the paper it checks; those without are ours. `--all` runs the paper's and quick ones."""
+
     module: str
     summary: str
+    paper: str = ""
+    in_all: bool = True
 
 
 EXPERIMENTS = {
-    "theorems": Experiment("theorems.experiment", "the paper's definitions and theorems, exactly, on random families"),
-    "letters": Experiment(
-        "letters.experiment", "letter replacement, the paper's form and as generation, lengths 1 to 31"
+    "theorems": Experiment(
+        "theorems.experiment",
+        "the paper's definitions and theorems, exactly, on random families",
+        "Definitions 1–5, Theorems 1–3, Lemma 1, Eq. 5",
     ),
-    "styles": Experiment("styles.experiment", "both experts act on every token, in different features of it"),
-    "lengths": Experiment("lengths.experiment", "trained at 16, tested to 8 times that: what the composition inherits"),
-    "trig": Experiment("trig.experiment", "trigonometric proofs that need two and three experts, every step checked"),
+    "letters": Experiment(
+        "letters.experiment",
+        "letter replacement, the paper's form and as generation, lengths 1 to 31",
+        "App. C.1; Theorem 1",
+    ),
+    "styles": Experiment(
+        "styles.experiment",
+        "both experts act on every token, in different features of it",
+        "Theorem 3, and where Eq. 2 is not its C",
+    ),
+    "lengths": Experiment(
+        "lengths.experiment",
+        "trained at 16, tested to 8 times that: what the composition inherits",
+        "Sec. 3, length",
+    ),
+    "trig": Experiment(
+        "trig.experiment",
+        "trigonometric proofs that need two and three experts, every step checked",
+        "Sec. 1 and 3.2; Definitions 3 and 4, Theorem 2",
+    ),
     "task-arithmetic": Experiment(
-        "task_arithmetic.experiment", "composed outputs against merged weights as fine-tuning goes on"
+        "task_arithmetic.experiment",
+        "composed outputs against merged weights as fine-tuning goes on",
+        "Definition 5, Eq. 5",
     ),
     "many-experts": Experiment(
-        "letters.many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
+        "letters.many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not", in_all=False
     ),
-    "skills": Experiment("skills.experiment", "chains of skills, each by its own expert, in four training regimes"),
+    "skills": Experiment(
+        "skills.experiment", "chains of skills, each by its own expert, in four training regimes", in_all=False
+    ),
     "blending": Experiment("styles.blending", "which rules still compose content and style on the same token"),
-    "endings": Experiment("skills.endings", "members that end differently: who may stop"),
+    "endings": Experiment("skills.endings", "members that end differently: who may stop", in_all=False),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 
@@ -46,14 +75,15 @@ def chosen(name: str | None, everything: bool) -> list[str]:
         raise TessellmError("expected the name of one experiment, or --all; --list names them")
     if name is not None and name not in EXPERIMENTS:
         raise TessellmError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}")
-    return list(EXPERIMENTS) if name is None else [name]
+    return [each for each, experiment in EXPERIMENTS.items() if experiment.in_all] if name is None else [name]
 
 
-def run_experiment(name: str, seed: int, out: Path, size: str) -> dict[str, Any]:
+def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
     if size not in SIZES:
         raise TessellmError(f"unknown size {size!r}; expected one of {', '.join(SIZES)}")
     module: Any = importlib.import_module(f"{__package__}.{EXPERIMENTS[name].module}")
     out.mkdir(parents=True, exist_ok=True)
-    made = module.run(seed, out, size)
+    with one_thread() if size == "cpu" else nullcontext():
+        made = module.run(seed, out, size, log)
     return made.write(out) if isinstance(made, Result) else made

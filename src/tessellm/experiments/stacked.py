@@ -7,6 +7,7 @@ in one run. Members never mix: the loss is a sum over members, hence each gets e
 Shapes: E member, B batch, T time, D width, F feed-forward width, H head, V vocabulary.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -116,14 +117,19 @@ def train(
     dtype: torch.dtype = torch.float32,
     forward: Callable[..., Tensor] = logits,
     constant: bool = False,
+    smoothing: float = 0.0,
+    seconds: float | None = None,
 ) -> Params:
     """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters.
-    The rate warms up and decays, unless it is `constant`."""
+    The rate warms up and decays, unless it is `constant`. A limit in `seconds` decays it sooner where steps are slow;
+    `smoothing` spreads that share of every target over all tokens."""
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
 
     def loss_of(params: Params, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         out = forward(params, shape, inputs, dtype)
-        nll = functional.cross_entropy(out.flatten(0, 2), targets.flatten(), reduction="none").view(mask.shape)
+        nll = functional.cross_entropy(
+            out.flatten(0, 2), targets.flatten(), reduction="none", label_smoothing=smoothing
+        ).view(mask.shape)
         return (nll * mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)  # [E]
 
     loss_fn = torch.compile(loss_of) if compiled else loss_of
@@ -131,10 +137,11 @@ def train(
     optimiser = torch.optim.AdamW(
         params.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=device.type == "cuda"
     )
-    warmup = max(1, steps // 20)
+    warmup, began, gone = max(1, steps // 20), time.monotonic(), 0.0
 
     def schedule(step: int) -> float:
-        return 1.0 if constant else min((step + 1) / warmup, max(0.0, (steps - step) / (steps - warmup)))
+        left = min(steps - step, (1 - gone) * steps) / (steps - warmup)
+        return 1.0 if constant else min((step + 1) / warmup, max(0.0, left))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, schedule)
     for step in range(steps):
@@ -143,9 +150,12 @@ def train(
         loss_E.sum().backward()
         clip_(params)
         optimiser.step()
+        gone = 0.0 if seconds is None else (time.monotonic() - began) / seconds  # of the time there is
         scheduler.step()
-        if report is not None and (step % 250 == 249 or step == steps - 1):
+        if report is not None and (step % 250 == 249 or step == steps - 1 or gone >= 1):
             report(step, loss_E.detach())
+        if gone >= 1:
+            break
     return {name: p.detach() for name, p in params.items()}
 
 

@@ -60,7 +60,7 @@ def jointly_factorizable(
     model: ComposedForCausalLM, texts: Texts, measure: str = "total variation", confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
     """Definition 4: at each row the second largest divergence from the base, which any active sets must leave."""
-    value_KBT, mask_BT = _divergences(model, texts, measure)
+    value_KBT, mask_BT = divergences(model, texts, measure)
     second_BT, experts_2BT = second_largest(value_KBT)
 
     def name(text: int, row: int) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ def skill_factorizable(
     seed: int = 0,
 ) -> Estimate:
     """Definition 3: the worst idle expert at each row. `active_KBT[i, b, t]`: may expert i act on token t of text b?"""
-    value_KBT, mask_BT = _divergences(model, texts, measure)
+    value_KBT, mask_BT = divergences(model, texts, measure)
     idle_BT, expert_BT = value_KBT.masked_fill(active_KBT[:, :, texts.start :].bool(), 0.0).max(0)
 
     def name(text: int, row: int) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ def _rows(model: ComposedForCausalLM, texts: Texts) -> Iterator[tuple[Tensor, Te
         yield output.member_logprobs[:, :, start - 1 : -1], mask_rows(mask, ids_BT)[:, start:]
 
 
-def _divergences(model: ComposedForCausalLM, texts: Texts, measure: str) -> tuple[Tensor, Tensor]:
+def divergences(model: ComposedForCausalLM, texts: Texts, measure: str) -> tuple[Tensor, Tensor]:
     """How far each expert is from the base at each row: [K, B, T−start], and which rows count."""
     if measure not in MEASURES:
         raise ValueError(f"unknown measure {measure!r}; known: {', '.join(MEASURES)}")

@@ -28,6 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import tessellm
 
 from ...files import new_directory, write_text
+from ...rules import DEFAULT
+from ..threads import one_thread
 from .figure import EXPERT_COLOURS, save_figure
 from .letters import (
     END_OF_PROMPT,
@@ -37,7 +39,6 @@ from .letters import (
     build_tokenizer,
     complete,
     fine_tune,
-    one_thread,
     sample_strings,
     train_base,
     transform,
@@ -50,7 +51,7 @@ LABELS = {"base": "base"} | {
     name: ", ".join(f"{letter}→{other}" for letter, other in replacements.items())
     for name, replacements in EXPERTS.items()
 }
-COMPOSED = "composed"
+COMPOSED, BY_DEFAULT = "composed", "composed, default rule"
 EXAMPLES = ("HELLO MATH", "TOMATO JAM", "MARMALADE", "TEAM MATE", "I AM HERE", "QUICK FOX")
 FIGURE_EXAMPLE = "THAT MAMMOTH"
 TEST_SEED = 1 << 20  # far from the seeds of training
@@ -77,6 +78,9 @@ def run_demo(
         console.print(_examples_table(models, tokenizer, settings.max_length))
         with clock.phase("evaluate"), console.status(f"{test_strings:,} unseen strings through every model"):
             accuracies = evaluate(models, tokenizer, seed, settings, test_strings)
+            composed.set_rule(DEFAULT)
+            accuracies |= evaluate({BY_DEFAULT: composed}, tokenizer, seed, settings, test_strings)
+            composed.set_rule("product")
         console.print(_accuracy_table(accuracies, test_strings))
         with clock.phase("draw"):
             draw(folder / "demo.png", models, tokenizer, FIGURE_EXAMPLE[: settings.max_length])
@@ -103,7 +107,7 @@ def train_members(folder: Path, seed: int, settings: LetterSettings, console: Co
             train(name, settings.expert_steps, fine_tune, base, replacements, seed + number)
 
 
-def compose_members(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def compose_members(folder: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     """From the members' folders to one checkpoint, and back from it."""
     members = folder / "members"
     model = tessellm.compose(base=members / "base", experts={name: members / name for name in EXPERTS}, rule="product")
@@ -249,8 +253,8 @@ def _accuracy_table(accuracies: Mapping[str, Mapping[str, float]], test_strings:
     table.add_column("its own task", justify="right")
     table.add_column("all three at once", justify="right")
     for name, scores in accuracies.items():
-        style = "bold" if name == COMPOSED else ""
-        own = "" if name == COMPOSED else f"{scores['own']:.2%}"
+        style = "" if name in MEMBERS else "bold"
+        own = f"{scores['own']:.2%}" if name in MEMBERS else ""
         table.add_row(LABELS.get(name, name), own, f"{scores['joint']:.2%}", style=style)
     return table
 

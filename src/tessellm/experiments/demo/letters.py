@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+
+from ..threads import one_thread
 
 ALPHABET = " ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PAD, BOS, EOS, UNK, END_OF_PROMPT = "<pad>", "<bos>", "<eos>", "<unk>", ">"
@@ -59,17 +60,6 @@ class LetterSettings:
     exchanged: float = 1.0
     # Label smoothing: members agree about the tokens that nobody means, whose ratios to the base multiply in Eq. 2.
     smoothing: float = 0.01
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Models this small gain little from more threads, and lose much where other work wants the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -7,7 +7,7 @@ composition. So it must inherit what its members have, scheme by scheme, length 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,13 @@ class Effort:
 SIZES = {"cpu": Effort(1, (600, 200), 32, 200), "full": Effort(5, (2000, 600), 64, 500)}
 
 
-def run(seed: int, out: Path, size: str) -> Result:
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
     """Claims, `lengths.json` and `lengths.png` in `out`."""
     started, effort = time.perf_counter(), SIZES[size]
     generator = torch.Generator().manual_seed(seed)
     table: list[dict[str, Any]] = []
     for scheme in SCHEMES:
+        log(f"{scheme} positions: training, then lengths {LENGTHS[0]} to {LENGTHS[-1]}")
         members = train_members(scheme, effort.seeds, effort.steps, effort.batch, generator)
         table += evaluate(scheme, members, effort.strings, generator)
     figures = drawn(lambda: draw(out, table))

@@ -7,7 +7,7 @@ side by side in one computation.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,16 @@ SIZES = {
 }
 
 
-def run(seed: int, out: Path, size: str) -> Result:
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
     """Claims, `letters.json` and `letters.png` in `out`."""
     started, effort = time.perf_counter(), SIZES[size]
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # dropout draws from the global generator
-    members = positions_form.train_members(effort.seeds, generator, effort.strings, effort.epochs)
+    report = lambda epoch, loss_E: log(f"position-wise: epoch {epoch + 1} of {effort.epochs}, loss {loss_E.mean():.4f}")  # noqa: E731
+    members = positions_form.train_members(effort.seeds, generator, effort.strings, effort.epochs, report)
     positions = positions_form.evaluate(members, effort.tested[0], generator)
     generator.manual_seed(seed)  # either form can be run again by itself
+    log("autoregressive: training, then every length by generate")
     writers = writing_form.train_members(effort.seeds, effort.steps, effort.batch, generator)
     writing = writing_form.evaluate(writers, effort.tested[1], generator)
     claims = [*_claims("position-wise", positions, effort), *_claims("autoregressive", writing, effort)]

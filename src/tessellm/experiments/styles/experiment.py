@@ -9,7 +9,7 @@ future: Eq. 2 fails, particles do not.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,21 @@ SIZES = {
 }
 
 
-def run(seed: int, out: Path, size: str) -> Result:
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
     """Claims, `styles.json` and `styles.png` in `out`."""
     from .figure import draw
 
     started = time.perf_counter()
     effort, generator = SIZES[size], torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
+    log("content and style: training")
     walks = make_walks(BROKEN, generator)
     writers = [lambda batch, walk=walk: walk.write(batch, LENGTH, generator) for walk in walks]
     members = train_members(WALK, writers, effort.walk_steps, effort.batch, generator, first=1)
     claims, example = whole_claims(members, walks, effort, generator)
+    log("the bijection, broken bit by bit")
     broken_claims, broken = break_bijection(members, walks, effort, generator)
+    log("features that need the future: training, enumerating, particles")
     future_claims, future = need_the_future(effort, generator, seed)
     figures = drawn(lambda: draw(out, walks[0], example, broken, future))
     tables = {"bijection broken": broken, "features that need the future": future}

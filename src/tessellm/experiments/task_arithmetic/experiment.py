@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,16 @@ SIZES = {
 }
 
 
-def run(seed: int, out: Path, size: str) -> Result:
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
     """Claims, `task-arithmetic.json` and `task-arithmetic.png` in `out`."""
     from .figure import draw
 
     started, effort = time.perf_counter(), SIZES[size]
     generator = torch.Generator().manual_seed(seed)
+    log(f"training the base, then six experts for {max(effort.ages)} steps")
     base = train_base(effort.base_steps, effort.batch, generator)
     experts = fine_tune(base, effort.ages, effort.batch, effort.rate, generator)
+    log("merged against composed, at every age")
     table = [
         {"age": age, "experts": k, **measure(base, experts[age], k, effort.strings, generator)}
         for age in effort.ages

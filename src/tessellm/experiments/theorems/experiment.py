@@ -41,7 +41,7 @@ from ...theory.theorems import (
     theorem_2,
     theorem_3,
 )
-from ..claims import Claim, Result
+from ..claims import Claim, Result, shown
 from ..panels import drawn
 from .planted import integer, linear_family, planted_claims
 
@@ -52,15 +52,22 @@ EXPERTS = (2, 3, 4, 6, 8)
 PARTICLES = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
 
-def run(seed: int, out: Path, size: str) -> Result:
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
     """Claims, `theorems.json` and `theorems.png` in `out`."""
     from .figure import draw
 
     started = time.perf_counter()
     generator, count = torch.Generator().manual_seed(seed), FAMILIES[size]
+    log("the counter-example, by particles")
     gap_claims, approach = counter_example(seed)
+    log(f"the approximate theorem, {count:,} perturbed families")
     bound_claims, sweep = approximate_claims(count, generator)
-    claims = [*exact_claims(count, generator), *bound_claims, *planted_claims(count // 5, generator), *gap_claims]
+    claims = []
+    for claim in exact_claims(count, generator):
+        log(f"{claim.id}: {shown(claim.value)} over {count:,} families")
+        claims.append(claim)
+    log("planted violations")
+    claims += [*bound_claims, *planted_claims(count // 5, generator), *gap_claims]
     figures = drawn(lambda: draw(out, sweep, approach))
     tables = {"gap against ε and k": sweep, "counter-example by particles": approach}
     result = Result("theorems", claims, seed, size, time.perf_counter() - started, figures, tables)

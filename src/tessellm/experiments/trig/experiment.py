@@ -1,18 +1,20 @@
 """Trigonometric proofs (Sec. 1 and 3.2): a base that does algebra, experts that each know one identity, composed.
 
-Members here are exact: each is a symbolic prover read as a language model, its next word with probability 1 − ε and the
-rest spread evenly. So Definition 4 can be tested at every prefix of every proof, Theorem 2 applies as it stands, and
-what Eq. 2 writes is judged by the checker alone: every line must follow from the one before and the last must be the
-goal.
+Twice. With exact members: each is a symbolic prover read as a language model, its next word with probability 1 − ε and
+the rest spread evenly; so Definition 4 can be tested at every prefix of every proof, and Theorem 2 applies as it
+stands. And with trained transformers in their places (`members`, `trained`). What is written is judged by the checker
+alone: every line must follow from the one before and the last must be the goal.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,9 @@ from torch import Tensor
 from ...rules import product, product_scores
 from ..claims import Claim, Result
 from ..panels import drawn
+from . import trained
 from .expressions import skeleton
+from .members import KEPT, Training, load, members_of, pool, save, train_members
 from .problems import NAMES, VOCABULARY, Prover, random_problem
 from .proofs import DOT, Proof, check
 
@@ -31,19 +35,9 @@ KINDS = (
     tuple(frozenset(NAMES) - {name} for name in NAMES),
     (frozenset(NAMES),),
 )
+MEMBERS_FILE = "trig-members.safetensors"
 PROBLEMS = {"cpu": 30, "full": 300}
-
-
-@dataclass(frozen=True)
-class Training:
-    """How trained members are made."""
-
-    texts: int
-    steps: tuple[int, int]
-    batch: int
-
-
-TRAINING = {"full": Training(200_000, (12_000, 4_000), 64)}
+TRAINING = {"full": Training(3, 300_000, 128, (20_000, 8_000), (2e-3, 1e-3), (140.0, 100.0))}
 
 
 @dataclass(frozen=True)
@@ -55,21 +49,59 @@ class Written:
     log_z: list[float]
 
 
-def run(seed: int, out: Path, size: str) -> Result:
-    """Claims, `trig.json` and `trig.png` in `out`. Trained members beside the exact ones in full size only."""
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> Result:
+    """Claims, `trig.json` and pictures in `out`. Full size trains members (`trig-members.safetensors`), CPU size
+    takes those that are kept with the package."""
+    started, rng, count = time.perf_counter(), random.Random(seed), PROBLEMS[size]
+    made = [*generator_claims(10 * count, rng), *expert_claims(count, rng)]
+    composed, (problem, written) = composed_claims(count, rng)
+    made += composed
+    log(f"exact provers: {sum(claim.holds is not False for claim in made)} of {len(made)} claims hold")
+    active = [sorted(names) for names in written.active]
+    example = {"prompt": problem.prompt, "words": written.words, "active": active}
+    tables: dict[str, Any] = {"example": example, "trained": []}
+
+    def result(figures: Sequence[str] = ()) -> Result:
+        found = tables["trained"]
+        everything = [*made, *(trained.claims(found) if found else [])]
+        return Result("trig", everything, seed, size, time.perf_counter() - started, figures, tables)
+
+    for evaluation in evaluations(seed, out, size, log):
+        tables["trained"].append(evaluation)
+        result().write(out)  # what there is, should time run out
+    last = result(draw_examples(tables, out))
+    last.write(out)
+    return last
+
+
+def draw_examples(tables: Mapping[str, Any], out: Path) -> list[str]:
+    """A proof with its stopping times, by the exact provers, and one by the trained ones if there are any."""
     from .figure import draw
 
-    started, rng, count = time.perf_counter(), random.Random(seed), PROBLEMS[size]
-    claims = [*generator_claims(10 * count, rng), *expert_claims(count, rng)]
-    composed, example = composed_claims(count, rng)
+    proofs = {"trig": tables["example"], "trig-trained": next((t["example"] for t in tables["trained"]), None)}
+    return [name for kind, proof in proofs.items() if proof for name in drawn(partial(draw, out, kind, **proof))]
+
+
+def evaluations(seed: int, out: Path, size: str, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """What the trained members prove, seed by seed."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = trained.problems(PROBLEMS[size], seed)
     if size in TRAINING:
-        composed += trained_claims(TRAINING[size], count, seed)
-    figures = drawn(lambda: draw(out, example[0], example[1]))
-    tables = {"example": [" ".join(example[0].prompt), " ".join(example[1].words)]}
-    seconds = time.perf_counter() - started
-    result = Result("trig", [*claims, *composed], seed, size, seconds, figures, tables)
-    result.write(out)
-    return result
+        training = TRAINING[size]
+        log(f"making {training.texts:,} training texts")
+        texts = pool(training.texts, seed)
+        log(f"training on {device}: {asdict(training)}")
+        members = train_members(*texts, training, torch.Generator(device).manual_seed(seed), log)
+        save(members_of(members, 0), out / MEMBERS_FILE, {"seed": seed, **asdict(training)})
+        for number in range(training.seeds):
+            log(f"seed {number + 1} of {training.seeds}")
+            yield trained.evaluate(members_of(members, number), asked, device, log)
+    elif KEPT.is_file():
+        members, about = load(KEPT)
+        log(f"trained members of seed {about['seed']}: each writes {sum(map(len, asked.values()))} proofs")
+        yield trained.evaluate(members, asked, device, log)
+    else:
+        log(f"no trained members are kept at {KEPT}; `tessellm reproduce trig --size full` makes them on a GPU")
 
 
 def law(prover: Prover, words: Sequence[str]) -> Tensor:
@@ -193,36 +225,3 @@ def composed_claims(count: int, rng: random.Random) -> tuple[list[Claim], tuple[
         ),
         Claim("log-z", "largest |log Z| at any word (Theorem 2: none)", log_z, "≤ 1e-10", log_z <= 1e-10),
     ], example
-
-
-def trained_claims(training: Training, count: int, seed: int) -> list[Claim]:
-    """Transformers in the provers' places: the same problems, the same checker, beside one model of all identities."""
-    from .members import models, pool, proved, train_members
-
-    rng, device = random.Random(seed), "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device).manual_seed(seed)
-    members = train_members(*pool(training.texts, rng), training.steps, training.batch, generator)
-    made = models(members)
-    groups = {"one": [kind for kinds in KINDS[:-2] for kind in kinds], "two": KINDS[-2], "three": KINDS[-1]}
-    problems = {n: [random_problem(rng.choice(g), rng, test=True) for _ in range(count)] for n, g in groups.items()}
-    table = {name: {n: proved(model, p) for n, p in problems.items()} for name, model in made.items()}
-    experts = [name for name in made if name.startswith("expert")]
-    own = []
-    for name, identity in zip(experts, NAMES, strict=True):
-        own.append(proved(made[name], [random_problem(frozenset([identity]), rng, True) for _ in range(count)]))
-    alone, composed = max(table[name]["two"] for name in experts), table["composed"]
-    return [
-        Claim(
-            "trained-own",
-            "trained experts alone, problems of their identity (worst)",
-            min(own),
-            "≥ .95",
-            min(own) >= 0.95,
-        ),
-        Claim("trained-alone", "trained experts alone, problems that need two (best)", alone, "≤ .1", alone <= 0.1),
-        Claim(
-            "trained-two", "trained, composed: problems that need two", composed["two"], "≥ .9", composed["two"] >= 0.9
-        ),
-        Claim("trained-three", "trained, composed: all three", composed["three"], "≥ .8", composed["three"] >= 0.8),
-        Claim("trained-table", "share proved, by model and number of identities needed", table),
-    ]

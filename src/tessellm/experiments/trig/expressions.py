@@ -1,20 +1,24 @@
 """Sums of squared trigonometric functions of one angle: as trees, as tokens, as numbers, as exact algebra.
 
     2 ( sin² + cos² ) + 3 tan²        Sum((Term(2, Sum(…)), Term(3, "tan²")))
+    ① 2 ( sin² + cos² ) ② 3 tan²      the same with its terms marked, as in the columns of a written sum
 
-A term is a positive number times 1, a function or a sum in parentheses. Knows nothing of proofs.
+A term is a positive number times 1, a function or a sum in parentheses. A mark stands in place of a plus and says which
+term of the line before this one came from. Knows nothing of proofs.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 FUNCTIONS = ("sin²", "cos²", "tan²", "sec²", "cot²", "csc²")
 LARGEST = 60
 NUMBERS = tuple(str(n) for n in range(1, LARGEST + 1))
+MARKS = tuple("①②③④⑤⑥⑦⑧⑨⑩⑪⑫")
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Term:
 
     factor: int
     body: str | Sum | None = None
+    mark: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -38,11 +43,17 @@ def sum_of(*terms: Term) -> Sum:
     return Sum(tuple(terms))
 
 
+def marked(expression: Sum) -> Sum:
+    """With its terms marked from the left."""
+    pairs = zip(expression.terms, MARKS, strict=False)
+    return Sum(tuple(replace(term, mark=mark) for term, mark in pairs))
+
+
 def tokens(expression: Sum) -> list[str]:
     """A factor of 1 is written only where nothing else stands."""
     written: list[str] = []
     for number, term in enumerate(expression.terms):
-        written += ["+"] if number else []
+        written += [term.mark] if term.mark else ["+"] if number else []
         written += [str(term.factor)] if term.factor != 1 or term.body is None else []
         if isinstance(term.body, Sum):
             written += ["(", *tokens(term.body), ")"]
@@ -70,26 +81,28 @@ def parse(words: Sequence[str]) -> Sum:
 def _sum(words: Sequence[str], at: int) -> tuple[Sum, int]:
     term, at = _term(words, at)
     terms = [term]
-    while at < len(words) and words[at] == "+":
-        term, at = _term(words, at + 1)
+    while at < len(words) and (words[at] == "+" or words[at] in MARKS):
+        term, at = _term(words, at + (words[at] == "+"))
         terms.append(term)
     return Sum(tuple(terms)), at
 
 
 def _term(words: Sequence[str], at: int) -> tuple[Term, int]:
+    mark = words[at] if at < len(words) and words[at] in MARKS else None
+    at += mark is not None
     factor, has_factor = 1, at < len(words) and words[at] in NUMBERS
     if has_factor:
         factor, at = int(words[at]), at + 1
     word = words[at] if at < len(words) else None
     if word in FUNCTIONS:
-        return Term(factor, word), at + 1
+        return Term(factor, word, mark), at + 1
     if word == "(":
         body, at = _sum(words, at + 1)
         if at >= len(words) or words[at] != ")":
             raise ExpressionError(f"expected ')' at token {at}")
-        return Term(factor, body), at + 1
+        return Term(factor, body, mark), at + 1
     if has_factor:
-        return Term(factor), at
+        return Term(factor, None, mark), at
     raise ExpressionError(f"expected a number, a function or '(' at token {at}; got {word!r}")
 
 
@@ -126,6 +139,7 @@ def algebra(expression: Sum) -> Any:
     return total(expression)
 
 
+@functools.lru_cache(maxsize=1 << 17)  # provers that are right write the same lines
 def equal_symbolically(one: Sum, other: Sum) -> bool:
     import sympy
 

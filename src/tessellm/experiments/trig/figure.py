@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..panels import COLOURS, FAINT, INK, panels, save
 from .problems import NAMES
-from .proofs import EQUALS, Proof
-
-if TYPE_CHECKING:
-    from .experiment import Written
+from .proofs import EQUALS
 
 CELL = {"+": 0.7, "(": 0.5, ")": 0.5, "=": 0.9, ".": 0.5}
 
 
-def draw(out: Path, proof: Proof, written: Written) -> str:
+def draw(out: Path, name: str, prompt: Sequence[str], words: list[str], active: Sequence[Sequence[str]]) -> str:
     """Stopping times over the text: a bar under a word where an expert departs from the base."""
-    lines = 2 + written.words.count(EQUALS)
+    lines = 2 + words.count(EQUALS)
     figure, (ax,) = panels(1, width=10.5, height=0.8 + 0.42 * lines)
     ax.grid(False)
     ax.spines[:].set_visible(False)
     colour = dict(zip(NAMES, COLOURS, strict=False))
-    right = _words(ax, proof.prompt, [None] * len(proof.prompt), 0)
+    right = _words(ax, prompt, [None] * len(prompt), 0)
     row, start = 0, 0
-    breaks = [n for n, word in enumerate(written.words) if word == EQUALS]
-    for end in (*breaks[1:], len(written.words)):
+    breaks = [n for n, word in enumerate(words) if word == EQUALS]
+    for end in (*breaks[1:], len(words)):
         row += 1
-        owners = [colour[next(iter(a))] if a else None for a in written.active[start:end]]
-        right = max(right, _words(ax, written.words[start:end], owners, row))
+        owners = [colour[min(names)] if names else None for names in active[start:end]]
+        right = max(right, _words(ax, words[start:end], owners, row))
         start = end
     ax.set(xlim=(0, max(22.0, right + 0.2)), ylim=(-row - 1.6, 0.8), xticks=[], yticks=[])
-    for number, name in enumerate(NAMES):
-        ax.text(0.2 + 5.2 * number, -row - 1.2, f"▬ {name}", color=colour[name], fontsize=10)
+    for number, identity in enumerate(NAMES):
+        ax.text(0.2 + 5.2 * number, -row - 1.2, f"▬ {identity}", color=colour[identity], fontsize=10)
     ax.text(0.2 + 5.2 * len(NAMES), -row - 1.2, "the base writes the rest", color=FAINT, fontsize=10)
     ax.set_title("Who departs from the base: stopping times over a proof", loc="left", fontsize=10.5, color=INK)
-    return save(figure, out, "trig")
+    return save(figure, out, name)
 
 
-def _words(ax: Any, words: list[str], owners: list[str | None], row: int) -> float:
+def _words(ax: Any, words: Sequence[str], owners: Sequence[str | None], row: int) -> float:
     """One line; hands back where it ends."""
     x = 0.2
     for word, owner in zip(words, owners, strict=True):

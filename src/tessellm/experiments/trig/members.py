@@ -2,31 +2,51 @@
 
 Every member reads the same texts: proofs that need no identity or a single one, of training skeletons. At each word it
 learns what *its* prover would write next there, also after a line that another's identity made. So all members agree
-with the base where they are not asked, and none has seen a problem that needs two identities.
+with the base where they are not asked, and none has seen a problem that needs two identities. One target in a hundred
+is any word (label smoothing), so that members agree about what nobody means, too.
 
-    E members   B texts   T words   V vocabulary
+    S seeds   E members, all seeds'   B texts   T words   V vocabulary
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...compose import compose
-from ..stacked import Params, Shape, initialise, select, to_llama, train
+from ..stacked import Params, Shape, initialise, select, train
 from .problems import NAMES, VOCABULARY, Prover, random_problem
-from .proofs import DOT, EQUALS, Proof, check
+from .proofs import DOT, EQUALS, Proof
 
 PROVERS = (Prover(frozenset()), *(Prover(frozenset([name])) for name in NAMES), Prover(frozenset(NAMES)))
+MEMBERS = ("base", *NAMES, "one model of all")
 SINGLE_KINDS = (frozenset(), *(frozenset([name]) for name in NAMES))
-PADDING = len(VOCABULARY)
-LENGTH = 112
-SHAPE = Shape(vocabulary=len(VOCABULARY) + 1, width=96, layers=3, heads=4, context=320)
+PADDING, NOTHING = len(VOCABULARY), -1
+LENGTH = 160
+SHAPE = Shape(vocabulary=len(VOCABULARY) + 1, width=160, layers=4, heads=5, context=320)
+SMOOTHING = 0.01
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
+KEPT = Path(__file__).with_name("members.safetensors")
+CHUNK = 2000  # texts that one process makes at a time
+
+
+@dataclass(frozen=True)
+class Training:
+    """How members are made: the base from scratch, then the others from it, each within its limit of seconds."""
+
+    seeds: int
+    texts: int
+    batch: int
+    steps: tuple[int, int]
+    rates: tuple[float, float]
+    seconds: tuple[float, float]
 
 
 def encode(words: Sequence[str]) -> list[int]:
@@ -47,10 +67,11 @@ def said(prover: Prover, proof: Proof) -> list[str]:
     return words
 
 
-def pool(count: int, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Texts [N, T] and what each prover says at each word of the proof, −100 elsewhere: [E, N, T]."""
-    texts = torch.full((count, LENGTH), PADDING)
-    labels = torch.full((len(PROVERS), count, LENGTH), -100)
+def texts_of(count: int, seed: str) -> tuple[Tensor, Tensor]:
+    """Texts [N, T], and what each prover says at each word of the proof, NOTHING elsewhere: [provers, N, T]."""
+    rng = random.Random(seed)
+    texts = torch.full((count, LENGTH), PADDING, dtype=torch.int8)
+    labels = torch.full((len(PROVERS), count, LENGTH), NOTHING, dtype=torch.int8)
     made = 0
     while made < count:
         proof = random_problem(rng.choice(SINGLE_KINDS), rng, test=False)
@@ -64,51 +85,85 @@ def pool(count: int, rng: random.Random) -> tuple[Tensor, Tensor]:
     return texts, labels
 
 
-def train_members(
-    texts_NT: Tensor, labels_ENT: Tensor, steps: tuple[int, int], batch: int, generator: torch.Generator, **options: Any
-) -> Params:
-    """The base from scratch, then the experts and the one model of all identities from it: E = 5.
+def pool(count: int, seed: int, processes: int | None = None) -> tuple[Tensor, Tensor]:
+    """`texts_of` in several processes, the shortest texts first; the same texts however many processes make them."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
 
-    Runs where the generator is; `options` go to `stacked.train`.
-    """
-    texts_NT, labels_ENT = texts_NT.to(generator.device), labels_ENT.to(generator.device)
+    processes = processes or max(1, (os.cpu_count() or 2) - 1)
+    sizes = [min(CHUNK, count - first) for first in range(0, count, CHUNK)]
+    seeds = [f"{seed}/{number}" for number in range(len(sizes))]
+    if processes == 1:
+        parts = list(map(texts_of, sizes, seeds))
+    else:
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
+            parts = list(workers.map(texts_of, sizes, seeds))
+    texts, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts], dim=1)
+    order = (texts != PADDING).sum(1).argsort(stable=True)
+    return texts[order], labels[:, order]
+
+
+def train_members(
+    texts_NT: Tensor, labels_PNT: Tensor, training: Training, generator: torch.Generator, log: Callable[[str], None]
+) -> Params:
+    """E = 5 S members, seed by seed: the base, the experts, the one model of all. Runs where the generator is."""
+    device = generator.device
+    texts_NT, labels_PNT = texts_NT.to(device), labels_PNT.to(device)
+    length_N = (texts_NT != PADDING).sum(1).tolist()
+    window = min(len(texts_NT), 16 * training.batch)  # a batch holds texts of about one length
 
     def draw(members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        size = (len(members), batch)
-        rows_EB = torch.randint(len(texts_NT), size, generator=generator, device=generator.device)
-        targets = torch.stack([labels_ENT[m, rows] for m, rows in zip(members, rows_EB, strict=True)])
-        return texts_NT[rows_EB], targets.clamp_min(0), (targets >= 0).float()
+        first = int(torch.randint(len(texts_NT) - window + 1, (1,), generator=generator, device=device))
+        size, steps = (len(members), training.batch), length_N[first + window - 1]
+        rows_EB = first + torch.randint(window, size, generator=generator, device=device)
+        member_E1 = torch.tensor(members, device=device).unsqueeze(1)
+        targets = labels_PNT[member_E1, rows_EB, :steps].long()
+        return texts_NT[rows_EB, :steps].long(), targets.clamp_min(0), (targets != NOTHING).float()
 
-    others = list(range(1, len(PROVERS)))
-    base = train(initialise(SHAPE, 1, generator), SHAPE, lambda: draw([0]), steps[0], lr=2e-3, **options)
-    experts = train(select(base, [0] * len(others)), SHAPE, lambda: draw(others), steps[1], lr=1e-3, **options)
-    return {name: torch.cat([base[name], experts[name]]) for name in base}
+    def stage(start: Params, members: list[int], number: int, what: str) -> Params:
+        def report(step: int, loss_E: Tensor) -> None:
+            log(f"{what}: step {step + 1} of {training.steps[number]}, loss {', '.join(f'{x:.4f}' for x in loss_E)}")
 
+        return train(
+            start,
+            SHAPE,
+            lambda: draw(members),
+            training.steps[number],
+            training.rates[number],
+            report,
+            dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
+            smoothing=SMOOTHING,
+            seconds=training.seconds[number],
+        )
 
-def models(members: Params) -> dict[str, Any]:
-    """Every member as a language model, and the composition of the base and the experts."""
-    base, *experts, union = (to_llama(members, SHAPE, member) for member in range(len(PROVERS)))
-    named = {f"expert {number}": model for number, model in enumerate(experts, 1)}
-    composed = compose(base, {name.replace(" ", "_"): model for name, model in named.items()})
-    return {"base": base, **named, "one model of all": union, "composed": composed}
-
-
-@torch.no_grad()
-def proved(model: Any, problems: Sequence[Proof], longest: int = 180) -> float:
-    """The share of problems that the model proves, greedily, by the checker."""
-    prompts = [encode(problem.prompt) for problem in problems]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = (ids != PADDING).long()
-    options = {"do_sample": False, "eos_token_id": NUMBER[DOT], "pad_token_id": PADDING}
-    longest = min(longest, SHAPE.context - width)
-    device = model.device
-    made = model.generate(ids.to(device), attention_mask=mask.to(device), max_new_tokens=longest, **options)
-    written = [words(row) for row in made[:, width:].tolist()]
-    return sum(check(p.left, p.right, w).proved for p, w in zip(problems, written, strict=True)) / len(problems)
+    others, seeds = list(range(1, len(PROVERS))), training.seeds
+    base = stage(initialise(SHAPE, seeds, generator), [0] * seeds, 0, "base")
+    experts = stage(select(base, [s for s in range(seeds) for _ in others]), others * seeds, 1, "experts")
+    both = {name: torch.cat([base[name], experts[name]]) for name in base}
+    rows = [[s, *range(seeds + s * len(others), seeds + (s + 1) * len(others))] for s in range(seeds)]
+    return {name: p.bfloat16().float() for name, p in select(both, [m for row in rows for m in row]).items()}
 
 
-def words(numbers: Sequence[int]) -> list[str]:
-    """Up to the end of the proof; padding is no word of any proof."""
-    made = [VOCABULARY[number] if number < PADDING else "" for number in numbers]
-    return made[: made.index(DOT) + 1] if DOT in made else made
+def members_of(everything: Params, seed: int) -> Params:
+    """The members of one seed, counted from 0."""
+    return select(everything, list(range(seed * len(MEMBERS), (seed + 1) * len(MEMBERS))))
+
+
+def save(members: Params, path: Path, about: dict[str, Any]) -> None:
+    """One seed's members in half precision, which `train_members` has rounded them to, and how they were made."""
+    from safetensors.torch import save_file
+
+    scratch = path.with_name(f".{path.name}.tmp")
+    metadata = {"shape": json.dumps(asdict(SHAPE)), "about": json.dumps(about)}
+    save_file({name: p.bfloat16().cpu().contiguous() for name, p in members.items()}, scratch, metadata)
+    scratch.replace(path)
+
+
+def load(path: Path) -> tuple[Params, dict[str, Any]]:
+    """Members and how they were made."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as stored:
+        metadata = stored.metadata()
+        assert json.loads(metadata["shape"]) == asdict(SHAPE), f"{path} holds members of another shape: make them anew"
+        return {name: stored.get_tensor(name).float() for name in stored.keys()}, json.loads(metadata["about"])

@@ -13,10 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .expressions import FUNCTIONS, LARGEST, NUMBERS, Sum, Term, parse, skeleton, sum_of, tokens
+from .expressions import FUNCTIONS, MARKS, NUMBERS, Sum, Term, marked, parse, skeleton, sum_of, tokens
 from .proofs import COLON, DOT, EQUALS, IDENTITIES, PROVE, Proof, prove, redexes, step
 
-VOCABULARY = (PROVE, COLON, EQUALS, DOT, "+", "(", ")", *FUNCTIONS, *NUMBERS)
+VOCABULARY = (PROVE, COLON, EQUALS, DOT, "+", "(", ")", *MARKS, *FUNCTIONS, *NUMBERS)
 NAMES = tuple(IDENTITIES)
 TEST_SHARE = 5  # one skeleton in so many is for tests
 LONGEST_LINE = 28
@@ -26,7 +26,7 @@ MOST_PAIRS = 3
 def random_problem(needs: frozenset[str], rng: random.Random, test: bool) -> Proof:
     """A problem that needs exactly these identities, from the train or the test skeletons."""
     while True:
-        left = Sum(tuple(term for chunk in _chunks(needs, rng) for term in chunk))
+        left = marked(Sum(tuple(term for chunk in _chunks(needs, rng) for term in chunk)))
         if is_test(left) != test or not _small(left):
             continue
         proof = prove(left, frozenset(NAMES))
@@ -53,28 +53,41 @@ def _chunks(needs: frozenset[str], rng: random.Random) -> list[list[Term]]:
         wanted.remove(NAMES[0])
         wanted.remove(second)
     chunks += [_pair(name, rng) for name in wanted]
-    chunks += [_plain(rng) for _ in range(rng.randint(0 if chunks else 1, 2))]
+    least, most = (0, 2) if len(needs) > 1 else (0, 4) if needs else (2, 5)
+    chunks += [rng.choice(FILLERS)(rng) for _ in range(rng.randint(least, most))]
     rng.shuffle(chunks)
     return chunks
 
 
 def _pair(name: str, rng: random.Random) -> list[Term]:
-    """n a + n b, or n ( a + b ), or m ( n ( a + b ) + k )."""
+    """n a + n b, perhaps after some algebra, or n ( a + b ), or m ( n ( a + b ) + k )."""
     one, other = IDENTITIES[name][0].terms
     factor, shape = rng.randint(1, 9), rng.random()
-    if shape < 0.4:
-        return [Term(factor, one.body), Term(factor, other.body)]
+    if shape < 0.5:
+        return [*_delayed(Term(factor, one.body), rng), *_delayed(Term(factor, other.body), rng)]
     inside = Term(factor, sum_of(one, other))
-    if shape < 0.8:
+    if shape < 0.85:
         return [inside]
     return [Term(rng.randint(2, 3), sum_of(inside, _number(rng, 5)))]
+
+
+def _delayed(term: Term, rng: random.Random) -> list[Term]:
+    """n a, or what algebra makes n a of: k ( m a ) with km = n, or p a + q a with p + q = n."""
+    factor, shape = term.factor, rng.random()
+    if shape < 0.25:
+        inner = rng.choice([m for m in range(1, factor + 1) if factor % m == 0])
+        return [Term(factor // inner, sum_of(Term(inner, term.body)))]
+    if shape < 0.4 and factor > 1:
+        part = rng.randint(1, factor - 1)
+        return [Term(part, term.body), Term(factor - part, term.body)]
+    return [term]
 
 
 def _chain(second: str, rng: random.Random) -> list[Term]:
     """n ( sin² + cos² ) + n tan²: the second identity applies once the first has made the 1 that it needs."""
     factor = rng.randint(1, 9)
     last = IDENTITIES[second][0].terms[1]
-    return [Term(factor, IDENTITIES[NAMES[0]][0]), Term(factor, last.body)]
+    return [Term(factor, IDENTITIES[NAMES[0]][0]), *_delayed(Term(factor, last.body), rng)]
 
 
 def _plain(rng: random.Random) -> list[Term]:
@@ -88,8 +101,25 @@ def _plain(rng: random.Random) -> list[Term]:
     return [Term(rng.randint(2, 5), sum_of(Term(rng.randint(2, 5), function)))]
 
 
+def _near_miss(rng: random.Random) -> list[Term]:
+    """3 sin² + 5 cos², 4 ( 1 + 2 tan² ), 2 ( sin² + 3 ): looks like an identity and must be left alone.
+
+    Without these every function in a training problem would belong to its one identity, and a member could learn what
+    the whole problem is about in place of looking at the term.
+    """
+    one, other = IDENTITIES[rng.choice(NAMES)][0].terms
+    first, second = rng.sample(range(1, 10), 2)
+    if rng.random() < 0.5:
+        return [Term(first, one.body), Term(second, other.body)]
+    inside = [Term(1, one.body), Term(rng.randint(2, 3), rng.choice((other.body, None)))]
+    return [Term(first, Sum(tuple(inside)))] if inside[0].body != inside[1].body else [Term(first, other.body)]
+
+
+FILLERS = (_plain, _near_miss)
+
+
 def _number(rng: random.Random, largest: int) -> Term:
-    return Term(rng.randint(1, min(largest, LARGEST)))
+    return Term(rng.randint(1, largest))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ identity; a prover that knows no rule for a place copies it. So at every token a
 base: the place decides (Definition 4), and which place comes up depends on what was written before. A proof ends when
 its line is the goal.
 
-    prove  2 ( sin² + cos² ) + 2 tan² = 2 sec² :
-    = 2 ( 1 ) + 2 tan² = 2 + 2 tan² = 2 ( 1 + tan² ) = 2 ( sec² ) = 2 sec² .
+    prove  ① 2 ( sin² + cos² ) ② 2 tan² = ① 2 sec² :
+    = ① 2 ( 1 ) ② 2 tan² = ① 2 ② 2 tan² = ① 2 ( 1 + tan² ) = ① 2 ( sec² ) = ① 2 sec² .
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .expressions import ExpressionError, Sum, Term, equal_numerically, equal_symbolically, parse, sum_of, tokens
 
@@ -58,13 +58,13 @@ def _steps(
         if name is not None:
             place = first + len(met)
             met.append((name, place))
-            made.append(Term(term.factor, IDENTITIES[name][1]) if name in known or place in also else term)
+            made.append(replace(term, body=IDENTITIES[name][1]) if name in known or place in also else term)
         elif len(term.body.terms) == 1:
             made.append(unwrap(term, term.body.terms[0]))
         else:
             body, inner = _steps(term.body, known, also, first + len(met))
             met += inner
-            made.append(Term(term.factor, body))
+            made.append(replace(term, body=body))
     return Sum(tuple(made)), met
 
 
@@ -77,15 +77,15 @@ def combine(one: Term, other: Term) -> Term | None:
     if not (one.plain and other.plain):
         return None
     if one.body == other.body:
-        return Term(one.factor + other.factor, one.body)
+        return replace(one, factor=one.factor + other.factor)
     if one.factor == other.factor and identity_of(sum_of(Term(1, one.body), Term(1, other.body))) is not None:
-        return Term(one.factor, sum_of(Term(1, one.body), Term(1, other.body)))
+        return replace(one, body=sum_of(Term(1, one.body), Term(1, other.body)))
     return None
 
 
 def unwrap(term: Term, inner: Term) -> Term:
     """n ( m a ) → nm a."""
-    return Term(term.factor * inner.factor, inner.body)
+    return Term(term.factor * inner.factor, inner.body, term.mark)
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ def _becomes(one: Term, other: Term) -> bool:
     if not isinstance(one.body, Sum):
         return False
     name = identity_of(one.body)
-    if name is not None and other == Term(one.factor, IDENTITIES[name][1]):
+    if name is not None and other == replace(one, body=IDENTITIES[name][1]):
         return True
     if len(one.body.terms) == 1 and other == unwrap(one, one.body.terms[0]):
         return True
-    inside = isinstance(other.body, Sum) and one.factor == other.factor
+    inside = isinstance(other.body, Sum) and (one.factor, one.mark) == (other.factor, other.mark)
     return inside and _matches(one.body.terms, other.body.terms)  # type: ignore[union-attr]

@@ -1,0 +1,55 @@
+"""Take what `tessellm reproduce` wrote elsewhere into this repository: `python docs/keep_results.py FOLDER`.
+
+Results go to results/ with the commit filled in where the other machine had no git (`--commit`, else HEAD), pictures
+are drawn where it had no matplotlib, trained members go into the package, and the README's blocks are brought up to
+date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tessellm.experiments.trig import experiment as trig
+from tessellm.experiments.trig.members import KEPT
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def keep(source: Path, results: Path, kept_members: Path, commit: str) -> list[str]:
+    """The names of what was kept."""
+    kept = []
+    for path in sorted(source.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if "claims" not in content:
+            continue
+        content["commit"] = content["commit"] or commit
+        if content["name"] == "trig" and not content["figures"]:
+            content["figures"] = trig.draw_examples(content["tables"], source)
+        (results / path.name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for figure in content["figures"]:
+            shutil.copyfile(source / figure, results / figure)
+        kept += [path.name, *content["figures"]]
+    if (source / trig.MEMBERS_FILE).is_file():
+        shutil.copyfile(source / trig.MEMBERS_FILE, kept_members)
+        kept.append(kept_members.name)
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--commit", help="the commit that ran; HEAD if not given")
+    given = parser.parse_args()
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    for name in keep(given.folder, ROOT / "results", KEPT, given.commit or head.stdout.strip()):
+        print("kept", name)
+    subprocess.run([sys.executable, str(ROOT / "docs" / "generate.py")], check=True)
+
+
+if __name__ == "__main__":
+    main()
