@@ -6,15 +6,25 @@ A step is a function of these buffers alone, so that it can be captured once and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM
-from .groups import Group, member_logprobs
+from ..rules import Rule, working_dtype
+from .groups import Group, member_logits
 from .requests import Request
 from .sampling import choose, uniform
+
+
+def combine(
+    rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any
+) -> tuple[Tensor, Any]:
+    """The rule over the members' logits."""
+    logp_MBTV = torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
+    return rule(logp_MBTV, token_BT, mask_BT, state)
 
 
 class SlotState:
@@ -29,17 +39,18 @@ class SlotState:
         self.top_p_S = torch.ones(slots, device=device)
         self.seed_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.logprob_S = torch.zeros(slots, device=device)
+        self.combine = partial(combine, model.rule)  # a GPU's steps put a compiled one here
         self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
 
     def decode(self, rows: int, cells: int, how: str) -> None:
         """One token more for each of the first `rows` slots."""
         token_B1, position_B1 = self.token_S[:rows, None], self.position_S[:rows, None]
-        logp_MB1V = member_logprobs(self.groups, token_B1, position_B1, rows, cells, 1)
+        logits_M = member_logits(self.groups, token_B1, position_B1, rows, cells, 1)
         real_B1 = position_B1 >= 0
         state = self.rule_state
         if state is not None:
             state = type(state)(*(buffer[:rows] for buffer in state))
-        logp_B1V, state = self.rule(logp_MB1V, token_B1, real_B1, state)
+        logp_B1V, state = self.combine(logits_M, token_B1, real_B1, state)
         if state is not None:
             for buffer, new in zip(self.rule_state, state, strict=True):
                 buffer[:rows] = new
@@ -49,11 +60,11 @@ class SlotState:
     def prefill(self, slot_B: Tensor, token_BT: Tensor, position_BT: Tensor, cells: int, how: str | None) -> None:
         """Feed tokens (left-padded: position −1). `how` its first new token is chosen; None: it is not at its end."""
         keep = min(token_BT.shape[1], self.rule.window + 1) if how else 1
-        logp_MBTV = member_logprobs(self.groups, token_BT, position_BT, slot_B, cells, keep)
+        logits_M = member_logits(self.groups, token_BT, position_BT, slot_B, cells, keep)
         if how is None:
             return
         real_BT = position_BT[:, -keep:] >= 0
-        logp_BTV, state = self.rule(logp_MBTV, token_BT[:, -keep:], real_BT, None)
+        logp_BTV, state = combine(self.rule, logits_M, token_BT[:, -keep:], real_BT, None)
         if state is not None:
             if self.rule_state is None:
                 slots = len(self.token_S)
@@ -82,11 +93,16 @@ class SlotState:
 
     def move(self, source: int, target: int, cells: int) -> None:
         """A running sequence into another slot."""
-        buffers = [self.token_S, self.position_S, self.temperature_S, self.top_p_S, self.seed_S, self.logprob_S]
-        for buffer in (*buffers, *(self.rule_state or ())):
+        for buffer in self.buffers:
             buffer[target] = buffer[source]
         self.copy_cells(source, target, cells)
         self.leave(source)
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All that is known of the slots but their caches."""
+        own = [self.token_S, self.position_S, self.temperature_S, self.top_p_S, self.seed_S, self.logprob_S]
+        return [*own, *(self.rule_state or ())]
 
     def copy_cells(self, source: int, target: int, cells: int) -> None:
         for group in self.groups:

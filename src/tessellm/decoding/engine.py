@@ -20,7 +20,7 @@ from .groups import make_groups
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
-from .steps import Steps
+from .steps import make_steps
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PREFILL_TOKENS = 2048  # padded tokens of one prefill pass
@@ -36,7 +36,7 @@ class Engine:
         slots: int = 8,
         context: int | None = None,
         stacked: bool | None = None,
-        compiled: bool = False,
+        compiled: bool = True,
     ):
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
@@ -48,7 +48,7 @@ class Engine:
         self.window = model.rule.window
         groups = make_groups(model, slots, self.context, stacked)
         self.state = SlotState(model, groups, slots)
-        self.steps = Steps(self.state, self.context, compiled)
+        self.steps = make_steps(self.state, self.context, compiled)
         self.prefixes = Prefixes(slots, self.window + 1)
         self.waiting: deque[Request] = deque()
         self.in_slot: list[Request | None] = [None] * slots

@@ -6,6 +6,7 @@ one architecture are stacked on a GPU, where one launch for all members is faste
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..model import ComposedForCausalLM
-from ..rules import working_dtype
 from ..speakers import Alignment
 from .slots import Pass, SlotCache
 from .stacking import can_stack, shares_base, stack
@@ -29,12 +29,17 @@ class Group:
     module: PreTrainedModel
     alignments: Sequence[Alignment]
     cache: SlotCache
+    fused: Any = None  # a FusedDecoder for single steps, on a GPU
 
     def logits(
         self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
     ) -> list[Tensor]:
         """Each member's logits over the shared vocabulary, of the last `keep` positions: [B, keep, V] each."""
         m = len(self.members)
+        if self.fused is not None and isinstance(slot_B, int) and self.fused.takes(*token_BT.shape):
+            token_MB = torch.stack([alignment.to_member(token_BT[:, 0]) for alignment in self.alignments])
+            logits_MB1V = self.fused(token_MB, position_BT[:, 0], cells)[:, :, None]
+            return [alignment.to_composed(logits_MB1V[i]) for i, alignment in enumerate(self.alignments)]
         token_RT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments], 1).flatten(0, 1)
         position_RT = position_BT.repeat_interleave(m, 0)
         if isinstance(slot_B, int):
@@ -76,19 +81,28 @@ def make_groups(model: ComposedForCausalLM, slots: int, cells: int, stacked: boo
     names = list(model.members)
     groups = []
     for places in plan(model, stacked):
-        module = stack([model.member(names[i]) for i in places])
+        members = [model.member(names[i]) for i in places]
+        cache = SlotCache(slots, len(places), cells)
         alignments = [model.alignments[names[i]] for i in places]
-        groups.append(Group(places, module, alignments, SlotCache(slots, len(places), cells)))
+        groups.append(Group(places, stack(members), alignments, cache, _fused(members, cache)))
     return groups
 
 
-def member_logprobs(
+def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
+    """Single steps as few kernels, where there are a GPU, Triton, and an architecture that they are written for."""
+    if members[0].device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from .fused.decoder import fuse
+
+    return fuse(members, cache)
+
+
+def member_logits(
     groups: Sequence[Group], token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
-) -> Tensor:
-    """Log-probabilities of all members, in the composition's order: [M, B, keep, V]."""
+) -> list[Tensor]:
+    """Logits of all members, in the composition's order: [B, keep, V] each."""
     found: dict[int, Tensor] = {}
     for group in groups:
         logits = group.logits(token_BT, position_BT, slot_B, cells, keep)
         found |= dict(zip(group.members, logits, strict=True))
-    ordered = [found[i] for i in range(len(found))]
-    return torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in ordered])
+    return [found[i] for i in range(len(found))]

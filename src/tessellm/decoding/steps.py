@@ -13,9 +13,10 @@ from .device import SlotState
 class Steps:
     """Runs prefill and decoding passes; fetches what they chose."""
 
-    def __init__(self, state: SlotState, context: int, compiled: bool):
+    def __init__(self, state: SlotState, context: int):
         self.state, self.context = state, context
         self.lag = 0  # passes that may be on their way while the next is prepared
+        self.prepared_seconds = 0.0  # spent on compiling and capturing
 
     def prefill(self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None) -> None:
         cells = self._cells(int(position_BT.max()) + 1)
@@ -34,3 +35,12 @@ class Steps:
 
     def _cells(self, needed: int) -> int:
         return min(self.context, needed)
+
+
+def make_steps(state: SlotState, context: int, compiled: bool) -> Steps:
+    """The steps for the device that the slots are on."""
+    if state.device.type != "cuda":
+        return Steps(state, context)
+    from .graphs import GraphSteps
+
+    return GraphSteps(state, context, compiled)

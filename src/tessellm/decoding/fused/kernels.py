@@ -1,0 +1,139 @@
+"""The kernels of a fused decoding step. Weights are found through tables of addresses, so nothing is copied or moved.
+
+Rows are the new tokens, one a slot and member. A table holds the address of every block of BLOCK_N output rows of a
+weight, so that layers which read the same input (queries, keys and values; gate and up) are one launch, and so that
+the weights of all members are. All sums are in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    if kind == 1:  # silu
+        return x * tl.sigmoid(x)
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # gelu, by its tanh form
+    return 0.5 * x * (1 + (2 * tl.sigmoid(2 * inner) - 1))
+
+
+@triton.jit
+def linear_kernel(  # type: ignore[no-untyped-def]
+    x_GRK, y_GRN, weight_table, up_weight_table, gain_table, bias_table, residual_GRN, low_SRL, delta_table, part_table,
+    rows, blocks, out_width, eps, gain_offset, cap, low_width, all_rows, rows_a_member,
+    K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr,
+    RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y = W norm(x) [+ deltas] [+ bias], or act(W x) · (W' x), [capped], [+ residual]. Grid: blocks, groups, splits.
+
+    With deltas (MEMBERS > 0) the rows of all members read one weight, and each adds its own up · low.
+    With SPLITS > 1 partial sums go to y[split], in float32, and nothing else is done.
+    """
+    block, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row_R = tl.arange(0, BLOCK_R)
+    n_N = tl.arange(0, BLOCK_N)
+    real_R = row_R < rows
+    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    weight = tl.load(weight_table + group * blocks + block).to(pointer)
+    x = x_GRK + (group * rows + row_R[:, None]) * K
+    total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    if GLU > 0:
+        up_weight = tl.load(up_weight_table + group * blocks + block).to(pointer)
+        up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    if NORM:
+        gain = tl.load(gain_table + group).to(pointer)
+        square_R = tl.zeros((BLOCK_R,), tl.float32)
+    span: tl.constexpr = (K + SPLITS - 1) // SPLITS
+    for start in range(0, span, BLOCK_K):
+        k_K = split * span + start + tl.arange(0, BLOCK_K)
+        real_K = (k_K < K) & (start + tl.arange(0, BLOCK_K) < span)
+        x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0)
+        w_NK = tl.load(weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+        if NORM:
+            wide_RK = x_RK.to(tl.float32)
+            square_R += tl.sum(wide_RK * wide_RK, 1)
+            gain_K = tl.load(gain + k_K, mask=real_K, other=0.0).to(tl.float32) + gain_offset
+            x_RK = (wide_RK * gain_K[None, :]).to(w_NK.dtype)
+        total_RN += tl.dot(x_RK.to(w_NK.dtype), tl.trans(w_NK), input_precision=PRECISION)
+        if GLU > 0:
+            u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+            up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
+    if NORM:
+        scale_R = tl.rsqrt(square_R / K + eps)
+        total_RN = total_RN * scale_R[:, None]
+        if GLU > 0:
+            up_RN = up_RN * scale_R[:, None]
+    if MEMBERS > 0:
+        total_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width, all_rows,
+                            rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
+        if GLU > 0:
+            up_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width, all_rows,
+                             rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
+    if BIAS:
+        bias = tl.load(bias_table + group * blocks + block).to(pointer)
+        total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
+    if GLU > 0:
+        total_RN = _activate(total_RN, GLU) * up_RN
+    if CAP:
+        total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
+    place = (group * rows + row_R[:, None]) * out_width + block * BLOCK_N + n_N[None, :]
+    if ADD:
+        total_RN += tl.load(residual_GRN + place, mask=real_R[:, None], other=0.0).to(tl.float32)
+    if SPLITS > 1:
+        place += split * tl.num_programs(1) * rows * out_width
+    tl.store(y_GRN + place, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
+
+
+@triton.jit
+def _deltas(  # type: ignore[no-untyped-def]
+    delta_table, low_SRL, part_table, block, blocks, which, row_R, n_N, rows, low_width, all_rows, rows_a_member,
+    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, pointer: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """up · low of every row's own member; `which` of two layers where gate and up are one launch."""
+    r_L = tl.arange(0, RANK)
+    part = tl.load(part_table + which * blocks + block)
+    low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
+    for s in range(LOW_SPLITS):
+        place = (s * all_rows + row_R[:, None]) * low_width + part * RANK + r_L[None, :]
+        low_RL += tl.load(low_SRL + place, mask=(row_R < rows)[:, None], other=0.0)
+    found_RN = tl.zeros((row_R.shape[0], BLOCK_N), tl.float32)
+    for member in range(MEMBERS):
+        address = tl.load(delta_table + (which * MEMBERS + member) * blocks + block)
+        up = address.to(pointer)
+        given_NL = n_N[:, None] + r_L[None, :] < tl.where(address != 0, BLOCK_N + RANK, 0)
+        up_NL = tl.load(up + n_N[:, None] * RANK + r_L[None, :], mask=given_NL, other=0.0)
+        own_R = (row_R // rows_a_member) == member
+        own_RL = tl.where(own_R[:, None], low_RL, 0.0).to(up_NL.dtype)
+        found_RN += tl.dot(own_RL, tl.trans(up_NL), input_precision=PRECISION)
+    return found_RN
+
+
+@triton.jit
+def embed_kernel(token_MB, table_M, x_MBK, slots, scale, K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x = scale · E[token]. Grid: slots, members."""
+    slot, member = tl.program_id(0), tl.program_id(1)
+    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    row = tl.load(token_MB + member * slots + slot)
+    k_K = tl.arange(0, BLOCK_K)
+    found = tl.load(tl.load(table_M + member).to(pointer) + row * K + k_K, mask=k_K < K)
+    tl.store(x_MBK + (member * slots + slot) * K + k_K, (found * scale).to(WEIGHT), mask=k_K < K)
+
+
+@triton.jit
+def residual_kernel(  # type: ignore[no-untyped-def]
+    x_RK, y_RK, gain_table, rows_a_group, eps, gain_offset, K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr
+):  # fmt: skip
+    """x += norm(y). Grid: rows."""
+    row = tl.program_id(0)
+    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    k_K = tl.arange(0, BLOCK_K)
+    real_K = k_K < K
+    y = tl.load(y_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
+    gain = tl.load(tl.load(gain_table + row // rows_a_group).to(pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
+    normed = y * tl.rsqrt(tl.sum(y * y, 0) / K + eps) * (gain + gain_offset)
+    x = tl.load(x_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
+    tl.store(x_RK + row * K + k_K, (x + normed.to(WEIGHT).to(tl.float32)).to(WEIGHT), mask=real_K)

@@ -1,0 +1,87 @@
+"""GraphSteps: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed.
+
+Between steps the host only reads what was chosen a step ago, so the device never waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .device import SlotState, combine
+from .steps import Steps
+
+SMALLEST_CELLS = 256
+
+
+class GraphSteps(Steps):
+    """Steps on a CUDA device. `compiled` compiles the rule, which is many small kernels otherwise."""
+
+    def __init__(self, state: SlotState, context: int, compiled: bool):
+        super().__init__(state, context)
+        self.lag = 1
+        self.graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None
+        if compiled:
+            state.combine = partial(torch.compile(combine, fullgraph=True, dynamic=False), state.rule)
+
+    def prefill(self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None) -> None:
+        cells, device = self._cells(int(position_BT.max()) + 1), self.state.device
+        slot_B, token_BT, position_BT = (
+            part.pin_memory().to(device, non_blocking=True) for part in (torch.tensor(slots), token_BT, position_BT)
+        )
+        self.state.prefill(slot_B, token_BT, position_BT, cells, how)
+
+    def decode(self, rows: int, cells: int, how: str) -> None:
+        key = (self._rows(rows), self._cells(cells), how)
+        if key not in self.graphs:
+            began = time.monotonic()
+            self.graphs[key] = self._capture(*key)
+            self.prepared_seconds += time.monotonic() - began
+        self.graphs[key].replay()
+
+    def _capture(self, rows: int, cells: int, how: str) -> torch.cuda.CUDAGraph:
+        """A step as a graph. It is run before, to compile and choose what it needs; all that it changed is put back,
+        except for cells of the caches, which the real step writes again."""
+        before = [buffer.clone() for buffer in self.state.buffers]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.state.decode(rows, cells, how)
+                for buffer, old in zip(self.state.buffers, before, strict=True):
+                    buffer.copy_(old)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.state.decode(rows, cells, how)
+        self.pool = self.pool or graph.pool()
+        return graph
+
+    def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
+        tokens, logprobs = (
+            torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True).copy_(buffer, non_blocking=True)
+            for buffer in (self.state.token_S, self.state.logprob_S)
+        )
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+        def wait() -> tuple[list[int], list[float]]:
+            arrived.synchronize()
+            return tokens[list(slots)].tolist(), logprobs[list(slots)].tolist()
+
+        return wait
+
+    def worth_moving(self, rows: int, needed: int) -> bool:
+        return self._rows(needed) < self._rows(rows)
+
+    def _rows(self, needed: int) -> int:
+        return min(1 << (needed - 1).bit_length(), len(self.state.token_S))
+
+    def _cells(self, needed: int) -> int:
+        return min(self.context, max(SMALLEST_CELLS, 1 << (needed - 1).bit_length()))
