@@ -1,7 +1,7 @@
-"""Which layout of the fused linear kernel is fastest, at the layers of google/gemma-2-2b: `python benchmarks/fused_linear.py`.
+"""Which layout of the fused linear kernel is fastest, at the layers of google/gemma-2-2b. Needs a GPU.
 
-Needs a GPU. Prints microseconds and the share of the copy bandwidth measured in the same run, for every layout and layer,
-at one row of three stacked members and at four rows of one shared weight. `_settings` in fused/layers.py follows it.
+Prints microseconds and the share of the copy bandwidth measured in the same run, for every layout and layer, at one row
+of three stacked members and at four rows of one shared weight. `_settings` in fused/layers.py follows it.
 """
 
 from __future__ import annotations
