@@ -65,6 +65,9 @@ EXPERIMENTS = {
     ),
     "blending": Experiment("styles.blending", "which rules still compose content and style on the same token"),
     "endings": Experiment("skills.endings", "members that end differently: who may stop", in_all=False),
+    "scale": Experiment(
+        "scale.experiment", "one network on many combinations: when it masters those it never saw", in_all=False
+    ),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 

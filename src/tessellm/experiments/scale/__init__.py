@@ -1,0 +1,1 @@
+"""One network trained on many combinations of task modules: when does it master the combinations it never saw?"""
