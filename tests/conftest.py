@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # what tests download comes from a server of their own
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["COLUMNS"] = "160"  # consoles read it when they are made
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 import pytest

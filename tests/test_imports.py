@@ -113,7 +113,7 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 
 
 def test_the_public_surface_is_what_it_says() -> None:
-    promised = {"compose", "ComposedConfig", "ComposedForCausalLM", "MemberSpec", "TessellmError", "trace"}
+    promised = {"compose", "ComposedConfig", "ComposedForCausalLM", "MemberSpec", "TessellmError", "trace", "diagnose"}
     assert promised <= set(tessellm.__all__)
     assert sorted(tessellm.__all__) == list(tessellm.__all__)
     for name in tessellm.__all__:

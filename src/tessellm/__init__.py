@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from .compose import compose
 from .config import ComposedConfig
-from .diagnose import Trace, trace
+from .diagnose import Diagnosis, Trace, diagnose, trace
 from .errors import TessellmError
 from .members import MemberSpec
 from .model import ComposedForCausalLM
@@ -19,4 +19,14 @@ AutoConfig.register("tessellm", ComposedConfig, exist_ok=True)
 AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)
 
 __version__ = "0.1.0"
-__all__ = ["ComposedConfig", "ComposedForCausalLM", "MemberSpec", "TessellmError", "Trace", "compose", "trace"]
+__all__ = [
+    "ComposedConfig",
+    "ComposedForCausalLM",
+    "Diagnosis",
+    "MemberSpec",
+    "TessellmError",
+    "Trace",
+    "compose",
+    "diagnose",
+    "trace",
+]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import torch
-from transformers import StoppingCriteria, TextStreamer, set_seed
+from transformers import StoppingCriteria, TextStreamer
 
 from .errors import PromptError
 from .model import ComposedForCausalLM
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -64,21 +67,38 @@ def read_examples(path: Path) -> list[tuple[str, str]]:
 
 def _entries(path: Path) -> list[tuple[str, Any]]:
     """Where in the file, and what is there: JSON, or text."""
+    return [(where, read()) for where, read in entries(path)]
+
+
+def entries(path: Path) -> list[tuple[str, Callable[[], Any]]]:
+    """Where in the file, and how to read what is there; reading an entry that is malformed raises PromptError."""
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
-        ) from error
+        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}") from error
     if path.suffix == ".json":
-        entries = _parse(content, str(path))
-        if not isinstance(entries, list):
-            raise PromptError(f"{path}: expected a list; got {type(entries).__name__}")
-        return [(f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
-    lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
-    if path.suffix == ".jsonl":
-        return [(where, _parse(line, where)) for where, line in lines]
-    return [(where, line.removesuffix("\r")) for where, line in lines]
+        found = _parse(_decoded(content, str(path)), str(path))
+        if not isinstance(found, list):
+            raise PromptError(f"{path}: expected a list; got {type(found).__name__}")
+        return [(f"{path}, entry {number}", partial(_same, entry)) for number, entry in enumerate(found, 1)]
+    lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    read = _parsed_line if path.suffix == ".jsonl" else _decoded
+    return [(where, partial(read, line.removesuffix(b"\r"), where)) for where, line in lines]
+
+
+def _same(entry: Any) -> Any:
+    return entry
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{where} cannot be read: it is not UTF-8 text") from error
+
+
+def _parsed_line(line: bytes, where: str) -> Any:
+    return _parse(_decoded(line, where), where)
 
 
 def _parse(text: str, where: str) -> Any:
@@ -124,26 +144,26 @@ def generate_texts(
     if "" in request.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
     tokenizer, generate = tokenizer_of(model), cast(Any, model).generate
-    texts = [_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
+    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
     rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
-    _check_lengths(model, rows, request.max_new_tokens)
-    set_seed(request.seed)
+    check_lengths(model, rows, request.max_new_tokens)
+    torch.manual_seed(request.seed)
     streamer = _Streamer(tokenizer, stream, request.stop) if stream is not None else None
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
-        ids_BT, mask_BT = _left_padded(part, model)
+        ids_BT, mask_BT = left_padded(part, model)
         output_BT = generate(
             ids_BT,
             attention_mask=mask_BT,
             stopping_criteria=[_StopTexts(tokenizer, request.stop, ids_BT.shape[1])] if request.stop else None,
             streamer=streamer,
-            **_settings(model, request),
+            **settings_of(model, request),
         )
         for prompt, new_T in zip(prompts[start:], output_BT[:, ids_BT.shape[1] :].tolist(), strict=False):
             yield _finished(model, prompt, new_T, request)
 
 
-def _settings(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
+def settings_of(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_new_tokens": request.max_new_tokens,
         "do_sample": request.temperature > 0,
@@ -160,14 +180,14 @@ def _pad_id(model: ComposedForCausalLM) -> int:
     return pad if pad is not None else ends[0]
 
 
-def _left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
     longest, pad = max(map(len, rows)), _pad_id(model)
     ids = [[pad] * (longest - len(row)) + list(row) for row in rows]
     mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
     return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
 
 
-def _check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
+def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
     limit = model.config.max_position_embeddings
     for number, row in enumerate(rows, 1):
         if not row:
@@ -179,7 +199,7 @@ def _check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], ne
             )
 
 
-def _chat(tokenizer: Any, prompt: str) -> str:
+def as_chat(tokenizer: Any, prompt: str) -> str:
     if not tokenizer.chat_template:
         raise PromptError("no member has a chat template; leave out --chat")
     return tokenizer.apply_chat_template(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessellm.diagnose.laws import hearing_of
-from tessellm.diagnose.statistics import SAME, statistics
+from tessellm.diagnose.statistics import ACTIVE, statistics
 from tessellm.evidence import explained
 from tessellm.rules import RULES, make_rule, with_weights
 from tessellm.termination import POLICIES, Terminated
@@ -31,6 +31,15 @@ def run(rule, logp, tokens):
     return composed, statistics(logp, composed, hearing_of(rule), ENDS[: len(logp)], why)
 
 
+def accord(law, other, base, same: bool) -> float:
+    """Of Eq. 2 over two experts, the share on tokens that each raises at least half as much as its favourite."""
+    if same:
+        return 1.0
+    both = (law + other - base).softmax(-1)
+    wanted = [(one - base) >= max(float((one - base)[one.argmax()]) / 2, 0.05) for one in (law, other)]
+    return float(both[wanted[0] & wanted[1]].sum())
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, -0.3)])
 def test_against_a_slow_reference(weights):
@@ -44,10 +53,13 @@ def test_against_a_slow_reference(weights):
             law_0, pc = laws[0].exp(), composed[b, t].double().exp()
             near = [sum(p * (math.log(p) - q) for p, q in zip(pc.tolist(), law.tolist(), strict=True)) for law in laws]
             best = min(range(4), key=near.__getitem__)
-            assert found.owner_BT[b, t] == (0 if near[0] <= near[best] + SAME else best)
+            assert found.owner_BT[b, t] == (0 if near[0] <= near[best] + ACTIVE else best)
             assert found.gap_kl_BT[b, t] == pytest.approx(near[best], abs=1e-5)
             assert found.gap_BT[b, t] == pytest.approx(float((pc - laws[best].exp()).abs().sum() / 2), abs=1e-5)
             score = laws[0] + sum(law - laws[0] for law in laws[1:])
+            eq2 = score.softmax(-1)
+            closest = max(laws, key=lambda law: float((eq2 * law).sum()))
+            assert found.clash_BT[b, t] == pytest.approx(float((eq2 - closest.exp()).abs().sum() / 2), abs=1e-4)
             assert found.log_z_BT[b, t] == pytest.approx(float(score.exp().sum().log()), abs=1e-4)
             epsilons = []
             for i, law in enumerate(laws[1:]):
@@ -62,12 +74,33 @@ def test_against_a_slow_reference(weights):
                 for j, other in enumerate(laws[1:]):
                     pair = 0.0 if i == j else float((law + other - laws[0]).exp().sum().log())
                     assert found.pair_log_z_BTKK[b, t, i, j] == pytest.approx(pair, abs=1e-4)
+                    shared = accord(law, other, laws[0], i == j)
+                    assert found.pair_accord_BTKK[b, t, i, j] == pytest.approx(shared, abs=1e-4)
             assert found.idle_BT[b, t] == pytest.approx(sum(epsilons) - max(epsilons), abs=1e-4)
             assert found.novel_BT[b, t] == (composed[b, t].argmax() not in logp[:, b, t].argmax(-1))
             for m in range(4):
                 own = sum(float(logp[m, b, t, end].exp()) for end in ENDS[m])
                 assert found.hazard_BTN[b, t, m] == pytest.approx(own, abs=1e-6)
                 assert found.entropy_BTN[b, t, m] == pytest.approx(float(-(laws[m].exp() * laws[m]).sum()), abs=1e-5)
+
+
+def test_what_two_experts_want():
+    """Content times style: in accord, and Eq. 2 is no member's law. Another token each: not in accord."""
+    content, style = torch.tensor([0.9, 0.05, 0.05]), torch.tensor([0.9, 0.1])
+    moved_content, moved_style = torch.tensor([0.05, 0.9, 0.05]), torch.tensor([0.1, 0.9])
+    laws = [torch.outer(c, s).flatten().log() for c in (content, moved_content) for s in (style, moved_style)]
+    base, styled, spoken, _ = laws
+    contrary = (0.1 * torch.outer(content, style).flatten() + 0.9 * torch.eye(6)[4]).log()  # a third content
+    logp = torch.stack([base, styled, spoken, contrary, spoken])[:, None, None]
+    found = run(make_rule("product"), logp[:3], torch.zeros(1, 1, dtype=torch.long))[1]
+    assert found.pair_accord_BTKK[0, 0, 0, 1] > 0.8
+    assert found.pair_log_z_BTKK[0, 0, 0, 1].abs() < 1e-5
+    assert found.clash_BT[0, 0] > 0.3
+    assert found.novel_BT[0, 0]
+    found = run(make_rule("product"), logp, torch.zeros(1, 1, dtype=torch.long))[1]
+    assert found.pair_accord_BTKK[0, 0, 1, 2] < 0.2  # one content against another
+    assert found.pair_accord_BTKK[0, 0, 1, 3] > 0.9  # the same twice
+    assert found.pair_log_z_BTKK[0, 0, 1, 3] > 1
 
 
 @settings(max_examples=150, deadline=None)

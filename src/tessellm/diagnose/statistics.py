@@ -20,21 +20,24 @@ from ..termination import ends_of, log_left
 from .laws import Hearing
 
 TOP = 5
-SAME = 0.01  # the base owns a row if the composition is no further from it than this (nats) beyond the nearest member
+ACTIVE = 0.1  # an expert is active where it diverges from the base by more than this (nats)
 TINY = 1e-38  # p log p is 0 where p is
+RAISED = 0.05  # nats: less is noise
 STEEPEST = 80.0  # e to more than this overflows; so steep a ratio is far beyond any threshold
 
 
 class Statistics(NamedTuple):
     """One row a position; the row at t is about the law of the next token."""
 
-    owner_BT: Tensor  # the member whose law the composed one is nearest to; the base's where it is as near
+    owner_BT: Tensor  # the member whose law the composed one is nearest to; the base if it is within ACTIVE of that
     divergence_BTK: Tensor  # KL(p_i ‖ p_b), nats
     jensen_shannon_BTK: Tensor  # nats
     total_variation_BTK: Tensor
     epsilon_BTK: Tensor  # sup_v |log p_i − log p_b|
     log_z_BT: Tensor  # of Eq. 2 over all experts: zero where the theory holds
     pair_log_z_BTKK: Tensor  # of Eq. 2 over two experts; zero on the diagonal
+    pair_accord_BTKK: Tensor  # how much of Eq. 2 over two experts is what both of them want; one on the diagonal
+    clash_BT: Tensor  # total variation between Eq. 2 over all experts and the nearest member, whatever the rule
     idle_BT: Tensor  # a_t: the sum of ε over the experts that should be idle
     bound_BT: Tensor  # on KL(p̂ ‖ nearest member), by the approximate theorem
     gap_BT: Tensor  # total variation between the composed law and the nearest member's
@@ -63,13 +66,16 @@ def statistics(
     kl_KBT = torch.einsum("kbtv,kbtv->kbt", prob_MBTV[1:], ratio_KBTV).clamp_min(0)
     epsilon_KBT = torch.maximum(ratio_KBTV.amax(-1), -ratio_KBTV.amin(-1))
     epsilon_KBT = epsilon_KBT.masked_fill(epsilon_KBT > -IMPOSSIBLE, torch.inf)
-    log_z_BT = (safe_MBTV[0] + ratio_KBTV.sum(0)).logsumexp(-1)
-    pair_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:], ratio_KBTV.clamp_max(STEEPEST).exp()).log()
+    score_BTV = safe_MBTV[0] + ratio_KBTV.sum(0)
+    log_z_BT = score_BTV.logsumexp(-1)
+    pair_log_z_BTKK, pair_accord_BTKK = pairs(prob_MBTV, ratio_KBTV)
 
     away_MBT = (-spoken_entropy_BT - torch.einsum("btv,mbtv->mbt", voice_BTV, safe_MBTV)).clamp_min(0)
     gap_kl_BT, nearest_BT = away_MBT.min(0)
-    owner_BT = torch.where(away_MBT[0] <= gap_kl_BT + SAME, 0, nearest_BT)
-    near_BTV = prob_MBTV.gather(0, nearest_BT[None, ..., None].expand(1, *voice_BTV.shape))[0]
+    owner_BT = torch.where(away_MBT[0] <= gap_kl_BT + ACTIVE, 0, nearest_BT)
+    gap_BT = distance_to(nearest_BT, voice_BTV, prob_MBTV)
+    product_BTV = (score_BTV - log_z_BT[..., None]).exp()
+    favoured_BT = torch.einsum("btv,mbtv->mbt", product_BTV, safe_MBTV).argmax(0)  # the nearest to Eq. 2
     ideal_BT, idle_BT = idle_budget(hearing, kl_KBT, epsilon_KBT, why)
     top_MBTC, member_ids_MBTC = logp_MBTV.topk(min(TOP, logp_MBTV.shape[-1]), -1)
     top_BTC, ids_BTC = composed_BTV.topk(top_MBTC.shape[-1], -1)
@@ -80,10 +86,12 @@ def statistics(
         total_variation_BTK=half_distance(prob_MBTV[1:], prob_MBTV[0]).permute(1, 2, 0),
         epsilon_BTK=epsilon_KBT.permute(1, 2, 0),
         log_z_BT=log_z_BT,
-        pair_log_z_BTKK=pair_BTKK - torch.diag_embed(pair_BTKK.diagonal(dim1=-2, dim2=-1)),
+        pair_log_z_BTKK=pair_log_z_BTKK,
+        pair_accord_BTKK=pair_accord_BTKK,
+        clash_BT=distance_to(favoured_BT, product_BTV, prob_MBTV),
         idle_BT=idle_BT,
         bound_BT=gap_bound(idle_BT, hearing.event(law_MBTV), hearing.event(spoken_BTV), ideal_BT),
-        gap_BT=half_distance(voice_BTV, near_BTV),
+        gap_BT=gap_BT,
         gap_kl_BT=gap_kl_BT,
         novel_BT=(member_ids_MBTC[..., 0] != ids_BTC[..., 0]).all(0),
         entropy_BTN=voices(entropy_MBT, spoken_entropy_BT),
@@ -97,6 +105,24 @@ def statistics(
 def half_distance(p: Tensor, q: Tensor) -> Tensor:
     """Total variation."""
     return (p - q).abs_().sum(-1) / 2
+
+
+def distance_to(member_BT: Tensor, prob_BTV: Tensor, prob_MBTV: Tensor) -> Tensor:
+    at_BTV = member_BT[None, ..., None].expand(1, *prob_BTV.shape)
+    return half_distance(prob_BTV, prob_MBTV.gather(0, at_BTV)[0])
+
+
+def pairs(prob_MBTV: Tensor, ratio_KBTV: Tensor) -> tuple[Tensor, Tensor]:
+    """log Z of Eq. 2 over any two experts, and their accord: the share of its mass on tokens that both want. An expert
+    wants a token if it raises it at least half as much as its favourite (in log-probability)."""
+    ratio_KBTV = ratio_KBTV.clamp_max(STEEPEST)
+    factor_KBTV = ratio_KBTV.exp()
+    favourite_KBT1 = prob_MBTV[1:].argmax(-1, keepdim=True)
+    wanted_KBTV = ratio_KBTV >= (ratio_KBTV.gather(-1, favourite_KBT1) / 2).clamp_min(RAISED)
+    z_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:], factor_KBTV)
+    both_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:] * wanted_KBTV, factor_KBTV * wanted_KBTV)
+    itself_KK = torch.eye(len(ratio_KBTV), dtype=torch.bool, device=z_BTKK.device)
+    return z_BTKK.log().masked_fill(itself_KK, 0.0), (both_BTKK / z_BTKK).masked_fill(itself_KK, 1.0)
 
 
 def voices(members_MBT: Tensor, composed_BT: Tensor) -> Tensor:

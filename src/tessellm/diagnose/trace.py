@@ -30,7 +30,8 @@ class Trace:
 
     owner [B,T]            whose law the composed one is nearest to: 0 the base, i expert i
     divergence [B,T,K]     KL(p_i ‖ p_b); also jensen_shannon, total_variation, and epsilon: sup_v |log p_i − log p_b|
-    log_z [B,T]            interference; pair_log_z [B,T,K,K] of any two experts
+    log_z [B,T]            of Eq. 2 over all experts; pair_log_z, pair_accord [B,T,K,K] of any two
+    clash [B,T]            total variation between Eq. 2 over all experts and the nearest member, whatever the rule
     novel [B,T]            the composed favourite is no member's
     gap [B,T]              total variation to the nearest member; gap_kl; bound: what the theory allows for gap_kl
     idle [B,T]             a_t of the approximate theorem
@@ -58,15 +59,17 @@ class Trace:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def text(self, number: int) -> Trace:
-        """One text's trace, without padding."""
-        kept_T = self.scored[number].clone()
-        kept_T[:-1] |= self.scored[number][1:]  # the first token is not scored, but there
+    def text(self, number: int, kept_T: Tensor | None = None, start: int = 0) -> Trace:
+        """One text's trace, without padding, or with the columns `kept`; of those, none before `start` is scored."""
+        scored_T = self.scored[number]
+        if kept_T is None:
+            kept_T = scored_T.clone()
+            kept_T[:-1] |= scored_T[1:]  # the first token is not scored, but there
         parts = {name: each[number : number + 1, kept_T] for name, each in self.tensors.items()}
-        first = slice(number, number + 1)
-        return Trace(
-            self.members, self.tokens[first, kept_T], self.scored[first, kept_T], parts, self.rule, self.tokenizer
-        )
+        scored_1T = scored_T[kept_T][None].clone()
+        scored_1T[:, :start] = False
+        tokens_1T = self.tokens[number : number + 1, kept_T]
+        return Trace(self.members, tokens_1T, scored_1T, parts, self.rule, self.tokenizer)
 
     def token_texts(self, number: int) -> list[str]:
         return [self.token_text(token) for token in self.tokens[number].tolist()]
@@ -128,7 +131,7 @@ PER_MEMBER = {
     "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K", "evidence": "M", "trusted": "M",
     "logprob": "N", "entropy": "N", "hazard": "N",
 }  # fmt: skip
-PER_TOKEN = ("log_z", "novel", "gap", "gap_kl", "bound", "idle", "interference", "blended")
+PER_TOKEN = ("log_z", "clash", "novel", "gap", "gap_kl", "bound", "idle", "interference", "blended")
 
 
 def finite(value: Any) -> Any:

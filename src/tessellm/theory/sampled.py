@@ -168,12 +168,8 @@ def estimate(
     """The mean over rows, a percentile bootstrap over texts, and the worst row."""
     texts, steps = value_BT.shape
     value_BT, mask_BT = value_BT.double().masked_fill(~mask_BT, 0.0), mask_BT.double()
-    generator = torch.Generator().manual_seed(seed)
-    draws_RB = torch.randint(texts, (resamples, texts), generator=generator)
     sum_B, count_B = value_BT.sum(1), mask_BT.sum(1)
-    means_R = sum_B[draws_RB].sum(1) / count_B[draws_RB].sum(1).clamp_min(1)
-    tail = (1 - confidence) / 2
-    low, high = means_R.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    low, high = bootstrap(sum_B, count_B, confidence, seed, resamples)
     text, row = divmod(int(value_BT.argmax()), steps)
     return Estimate(
         mean=float(sum_B.sum() / count_B.sum()),
@@ -186,6 +182,18 @@ def estimate(
         confidence=confidence,
         witness={"text": text, "position": row + start, **name(text, row)},
     )
+
+
+def bootstrap(
+    sum_B: Tensor, count_B: Tensor, confidence: float, seed: int, resamples: int = 2000
+) -> tuple[float, float]:
+    """A percentile interval for Σ sum / Σ count, over texts: tokens of one text are not independent."""
+    texts = len(sum_B)
+    draws_RB = torch.randint(texts, (resamples, texts), generator=torch.Generator().manual_seed(seed))
+    means_R = sum_B[draws_RB].sum(1) / count_B[draws_RB].sum(1).clamp_min(1)
+    tail = (1 - confidence) / 2
+    low, high = means_R.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return low, high
 
 
 @torch.no_grad()

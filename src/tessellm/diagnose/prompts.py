@@ -1,0 +1,90 @@
+"""Prompt sets: what a composition is diagnosed on. A prompt is continued by it, a text read as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import PromptError
+from ..generation import entries
+from ..model import ComposedForCausalLM
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and the text after it; None: the composition writes it."""
+
+    prompt: str
+    text: str | None = None
+    where: str = ""
+
+
+def as_example(entry: Any, where: str) -> Example:
+    """A string is a prompt; a mapping has `prompt`, `text`, or both."""
+    if isinstance(entry, Example):
+        return entry
+    if isinstance(entry, str):
+        entry = {"prompt": entry}
+    if not isinstance(entry, dict) or not {"prompt", "text"} & set(entry):
+        raise PromptError(f'{where}: expected a string, {{"prompt": "…"}} or {{"text": "…"}}; got {shortened(entry)}')
+    for key in ("prompt", "text"):
+        if not isinstance(entry.get(key, ""), str):
+            raise PromptError(f"{where}: {key} should be a string; got {shortened(entry[key])}")
+    if not entry.get("prompt") and not entry.get("text"):
+        raise PromptError(f"{where}: the prompt is empty")
+    return Example(entry.get("prompt", ""), entry.get("text"), where)
+
+
+def shortened(value: Any, length: int = 40) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= length else shown[:length] + "…"
+
+
+def read_examples(path: Path, skip_malformed: bool = False) -> tuple[list[Example], list[str]]:
+    """The examples of a file (.jsonl, .json, or lines of text), and what was wrong with those that were left out.
+    Unless asked to skip them, malformed entries are an error that names them."""
+    examples: list[Example] = []
+    problems: list[str] = []
+    for where, read in entries(path):
+        try:
+            examples.append(as_example(read(), where))
+        except PromptError as error:
+            problems.append(str(error))
+    return _kept(examples, problems, skip_malformed, str(path))
+
+
+def check_examples(
+    model: ComposedForCausalLM, examples: Sequence[Example], max_new_tokens: int, skip_malformed: bool = False
+) -> tuple[list[Example], list[str]]:
+    """Those that the members' context and tokenizer can take."""
+    fits: list[Example] = []
+    problems: list[str] = []
+    limit = model.config.max_position_embeddings
+    for number, example in enumerate(examples, 1):
+        size = len(model.tokenizer(example.prompt + (example.text or ""))["input_ids"])
+        needed = size + (max_new_tokens if example.text is None else 0)
+        name = example.where or f"prompt {number}"
+        if size < (1 if example.text is None else 2):
+            problems.append(f"{name}: too short, it has {size} tokens")
+        elif limit and needed > limit:
+            written = f" and up to {max_new_tokens} more" if example.text is None else ""
+            problems.append(f"{name}: {size} tokens{written}; the members' shortest context is {limit}")
+        else:
+            fits.append(example)
+    return _kept(fits, problems, skip_malformed, "the prompts")
+
+
+def _kept(
+    examples: list[Example], problems: list[str], skip_malformed: bool, source: str
+) -> tuple[list[Example], list[str]]:
+    if problems and not skip_malformed:
+        more = f"\n… and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        listed = "\n".join(problems[:SHOWN]) + more
+        raise PromptError(f"{listed}\nFix: correct them, or leave them out (--skip-malformed)")
+    if not examples:
+        raise PromptError(f"{source}: nothing to diagnose" + (f"; {problems[0]}" if problems else ""))
+    return examples, problems

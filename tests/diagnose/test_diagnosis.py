@@ -1,0 +1,137 @@
+"""Diagnoses of members trained here, whose interference was planted: found, named, located; or called clean."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import tessellm
+from planted import composition, prompts
+from tessellm.diagnose.certificate import as_share
+from tessellm.diagnose.rates import new_text_limit, rate
+from tessellm.errors import PromptError
+
+from conftest import build_model
+
+RULES = ["product", "evidence"]
+
+
+def diagnosed(*experts: str, rule: str = "product", **options):
+    return tessellm.diagnose(composition(*experts, rule=rule), prompts(), max_new_tokens=24, **options)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_clean_pair_is_called_clean(rule):
+    diagnosis = diagnosed("three", "six", rule=rule)
+    assert diagnosis.clean
+    assert [advice.kind for advice in diagnosis.advice] == ["clean"]
+    (pair,) = diagnosis.found.pairs
+    assert pair.overlap.value == pair.contradict.value == pair.repeat.value == 0
+    assert pair.places == pair.texts == ()
+    assert diagnosis.found.active["three"].value > 0.05
+    assert diagnosis.found.owned["three"].value == pytest.approx(diagnosis.found.active["three"].value, abs=0.02)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_planted_interference_is_found_named_and_located(rule):
+    diagnosis = diagnosed("six", "three", "other_three", rule=rule)
+    worst = diagnosis.advice[0]
+    assert (worst.kind, worst.experts) == ("contradict", ("three", "other_three"))
+    assert not diagnosis.clean
+    assert any(advice.kind == "rule" for advice in diagnosis.advice) == (rule == "product")
+    pair = next(pair for pair in diagnosis.found.pairs if pair.experts == ("three", "other_three"))
+    others = [other for other in diagnosis.found.pairs if other is not pair]
+    assert all(other.contradict.value == 0 for other in others)
+    after_c = 0
+    for trace in diagnosis.traces:
+        texts = trace.token_texts(0)
+        after_c += sum(texts[t - 1] == "c" for t in trace.scored[0].nonzero()[:, 0].tolist())
+    assert pair.contradict.value == pytest.approx(after_c / diagnosis.tokens)
+    for place in pair.places:
+        assert place.before.endswith("c")
+        assert place.token in "37"
+        assert diagnosis.traces[place.text].token_texts(0)[place.position] == place.token
+    assert f"prompt {pair.places[0].text + 1}" in worst.text
+
+
+def test_two_experts_with_one_skill_are_told_apart_from_a_contradiction():
+    diagnosis = diagnosed("three", "three_again")
+    assert (diagnosis.advice[0].kind, diagnosis.advice[0].experts) == ("repeat", ("three", "three_again"))
+
+
+def test_an_idle_expert_is_named():
+    assert ("idle", ("idle",)) in [(advice.kind, advice.experts) for advice in diagnosed("three", "idle").advice]
+
+
+def test_an_expert_against_all_is_named():
+    diagnosis = diagnosed("three", "other_three", "three_again")
+    assert ("crowd", ("other_three",)) in [(advice.kind, advice.experts) for advice in diagnosis.advice]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("experts", [("three",), ("three", "six"), ("three", "other_three", "six")])
+def test_the_certificate_holds_on_every_text_and_says_when_it_is_vacuous(rule, experts):
+    proof = diagnosed(*experts, rule=rule).certificate
+    assert proof.holds
+    for text in proof.texts:
+        assert text.gap <= text.bound + 1e-3
+        assert text.vacuous == (math.sqrt(text.bound / 2) >= 1)
+    assert proof.vacuous_texts == sum(text.vacuous for text in proof.texts)
+    if len(experts) == 1:
+        assert proof.bound < 1e-3
+        assert not proof.vacuous
+    gaps = sorted(text.gap for text in proof.texts)
+    assert proof.unseen_gap == pytest.approx(gaps[math.ceil(13 * 0.9) - 1])
+
+
+def test_texts_may_be_given_and_prompts_are_not_scored():
+    model = composition("three", "six")
+    given = [{"prompt": "ab", "text": "c3def"}, {"text": "abcdef6gh"}]
+    diagnosis = tessellm.diagnose(model, given)
+    assert diagnosis.tokens == 5 + 8
+    assert diagnosis.traces[0].token_texts(0) == [*"abc3def"]
+    alone = tessellm.trace(model, torch.tensor([model.tokenizer("abc3def")["input_ids"]]))
+    assert torch.allclose(diagnosis.traces[0].log_z[0, 2:], alone.log_z[0, 2:], atol=1e-5)
+    assert [advice.kind for advice in diagnosis.advice][-1] == "few"
+    mixed = tessellm.diagnose(model, ["abc", {"text": "abcd"}, "bcd"], max_new_tokens=4)
+    assert [len(trace.token_texts(0)) for trace in mixed.traces] == [7, 4, 7]
+
+
+def test_batches_and_seeds_change_nothing_that_they_should_not():
+    one, other = diagnosed("three", "other_three", batch_size=1), diagnosed("three", "other_three", batch_size=5)
+    assert one.to_dict()["advice"] == other.to_dict()["advice"]
+    assert one.found.log_z.value == pytest.approx(other.found.log_z.value, abs=1e-4)
+
+
+def test_it_is_json():
+    content = json.loads(diagnosed("three", "six").to_json())
+    assert content["clean"] is True
+    assert content["texts"] == 12
+    assert content["found"]["pairs"][0]["experts"] == ["three", "six"]
+    assert content["certificate"]["holds"] is True
+
+
+def test_without_a_tokenizer_it_says_so():
+    model = tessellm.compose(build_model("gpt2"), {"one": build_model("gpt2", 1)})
+    with pytest.raises(PromptError, match="tokenizer"):
+        tessellm.diagnose(model, ["abc"])
+
+
+def test_the_limit_for_new_texts_covers_them():
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(2000, 20, generator=generator).exp()
+    covered = [float(row[19]) <= new_text_limit(row[:19], 0.9) for row in draws]
+    assert 0.88 < sum(covered) / len(covered) < 0.93
+    assert new_text_limit(torch.ones(8), 0.9) == math.inf
+    assert new_text_limit(torch.arange(9.0), 0.9) == 8
+
+
+def test_rates_are_clustered_by_text():
+    text = torch.arange(20).repeat_interleave(50)
+    by_text = (text < 10).float()
+    apart = rate(by_text, text, 20)
+    assert apart.low < 0.35 < 0.65 < apart.high  # twenty coins, not a thousand
+    assert rate(torch.zeros(1000), text, 20).high == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert rate(torch.ones(1000), text, 20).low == pytest.approx(0.05 ** (1 / 20))
+    assert as_share(8.0) == 1
