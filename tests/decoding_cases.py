@@ -57,3 +57,38 @@ def disagreements(model: Any, request: Request, margin: float = 1e-4) -> list[in
     best = rows.amax(-1)
     chosen = rows.gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
     return [t for t, gap in enumerate((best - chosen).tolist()) if gap > margin]
+
+
+@torch.no_grad()
+def fragile(model: Any, request: Request, margin: float = 1e-4, draws: int = 8) -> Tensor:
+    """Where the reference's own best token changes if members' log-probabilities move by less than the margin: near
+    ties, and thresholds of the rule: [T]."""
+    text = torch.tensor([request.prompt + request.tokens])
+    logp_MBTV = model(text, use_cache=False, output_member_logprobs=True).member_logprobs
+    generator, mask = torch.Generator().manual_seed(0), torch.ones_like(text).bool()
+    best = model.rule(logp_MBTV, text, mask, None)[0].argmax(-1)
+    changed = torch.zeros_like(mask)
+    for _ in range(draws):
+        noise = margin * (2 * torch.rand(logp_MBTV.shape, generator=generator) - 1)
+        changed |= model.rule((logp_MBTV + noise).log_softmax(-1), text, mask, None)[0].argmax(-1) != best
+    return changed[0, len(request.prompt) - 1 : -1]
+
+
+def unexcused(model: Any, requests: list[Request]) -> list[tuple[int, int]]:
+    """Greedy tokens other than the reference's where that one is no near tie; those that are must be under 1 %."""
+    wrong, excused, total = [], 0, 0
+    for request in requests:
+        excuse = fragile(model, request)
+        places = disagreements(model, request)
+        wrong += [(request.number, t) for t in places if not excuse[t]]
+        excused += sum(bool(excuse[t]) for t in places)
+        total += len(request.tokens)
+    assert excused < 0.01 * total or not excused, f"{excused} of {total} tokens differ where the reference is fragile"
+    return wrong
+
+
+def alone(model: Any, prompt: list[int], sampling: Any = None, **settings: Any) -> Request:
+    """The same request with nobody beside it."""
+    from tessellm.decoding.engine import Engine
+
+    return Engine(model, slots=1, **settings).generate([prompt], sampling)[0]

@@ -8,12 +8,13 @@ or `submit` and `step` by hand, as a server does. Token ids only; exact: what it
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import EngineError, PromptError
+from ..errors import EngineError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from .device import SlotState
 from .groups import make_groups
@@ -56,7 +57,11 @@ class Engine:
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Request:
         """Put a request into the queue."""
-        sampling = sampling or Sampling()
+        request = self._checked(prompt, sampling or Sampling())
+        self.waiting.append(request)
+        return request
+
+    def _checked(self, prompt: Sequence[int], sampling: Sampling) -> Request:
         tokens, size = list(prompt), self.model.config.vocab_size
         if not tokens:
             raise PromptError("the prompt is empty: expected at least one token id")
@@ -69,9 +74,7 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens and up to {sampling.max_new_tokens} more were asked for, but a "
                 f"slot holds {self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
             )
-        request = Request(tokens, sampling)
-        self.waiting.append(request)
-        return request
+        return Request(tokens, sampling)
 
     def cancel(self, request: Request) -> None:
         """Drop a request; its slot is free at once."""
@@ -99,9 +102,12 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Request]:
-        """Run prompts to their ends, in order; a failed one has `finish_reason` error."""
+        """Run prompts to their ends, in order; one that failed has `finish_reason` error. Bad input: none is run."""
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
-        requests = [self.submit(prompt, asked) for prompt, asked in zip(prompts, each, strict=True)]
+        if len(each) != len(prompts):
+            raise GenerationError(f"expected one Sampling, or one for each of {len(prompts)} prompts; got {len(each)}")
+        requests = [self._checked(prompt, asked or Sampling()) for prompt, asked in zip(prompts, each, strict=True)]
+        self.waiting.extend(requests)
         while not all(request.done for request in requests):
             self.step()
         return requests
@@ -114,7 +120,6 @@ class Engine:
             free.remove(slot)
             request.slot, self.in_slot[slot] = slot, request
             self.state.enter(request)
-            request.fed = self.prefixes.reuse(request, self.in_slot, self.state.copy_cells)
 
     def _prefill(self) -> None:
         rows = [
@@ -122,6 +127,9 @@ class Engine:
         ]
         if not rows:
             return
+        for request in rows:
+            if not request.fed:
+                request.fed = self.prefixes.reuse(request, self.state.copy_cells)
         last = self._takes(rows[0]) == len(rows[0].prompt) - rows[0].fed
         chosen: list[Request] = []
         for request in rows:  # those of a kind: both in the middle of their prompts, or both at the end
@@ -174,7 +182,11 @@ class Engine:
             if request.done:
                 continue  # it ended while this token was on its way
             request.receive(token, logprob)
-            if token in self.ends and not request.sampling.ignore_end:
+            if math.isnan(logprob):
+                request.finish(
+                    "error", f"a member computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
+                )
+            elif token in self.ends and not request.sampling.ignore_end:
                 request.finish("stop")
             elif len(request.tokens) == request.sampling.max_new_tokens:
                 request.finish("length")
@@ -187,7 +199,7 @@ class Engine:
         if request.slot is not None and self.in_slot[request.slot] is request:
             self.in_slot[request.slot] = None
             self.state.leave(request.slot)
-            self.prefixes.wrote(request.slot, (request.prompt + request.tokens)[: -1 if request.tokens else None])
+            self.prefixes.wrote(request.slot, request.prompt[: request.fed] + request.tokens[:-1])
 
     def _compact(self) -> None:
         """Move the last running sequence into a hole before it, so that a step has fewer rows."""

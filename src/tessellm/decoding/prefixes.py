@@ -34,7 +34,7 @@ class Prefixes:
         """The free slot that holds most of the prompt; else the first that nobody is likely to want."""
         return max(free, key=lambda slot: (self.shared(prompt, slot), -slot))
 
-    def reuse(self, request: Request, in_slot: Sequence[Request | None], copy: Callable[[int, int, int], None]) -> int:
+    def reuse(self, request: Request, copy: Callable[[int, int, int], None]) -> int:
         """Bring a shared beginning into the request's slot; how many tokens that saves."""
         slot = request.slot
         assert slot is not None

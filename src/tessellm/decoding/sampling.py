@@ -31,6 +31,8 @@ class Sampling:
             raise GenerationError(f"expected a temperature of 0, or of at least 1e-4; got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise GenerationError(f"expected 0 < top_p ≤ 1; got {self.top_p}")
+        if not 0 <= self.seed < 2**63:
+            raise GenerationError(f"expected a seed from 0 to 2^63 − 1; got {self.seed}")
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
@@ -56,13 +58,12 @@ def choose(logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, noise_B: Ten
     warm_BV = logp_BV / temperature_B.clamp_min(1e-4)[:, None].to(logp_BV.dtype)
     probability_BV = warm_BV.softmax(-1)
     if how == "nucleus":
-        sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True)
+        sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
         before_BV = sorted_BV.cumsum(-1) - sorted_BV
-        sorted_BV = sorted_BV.masked_fill(before_BV >= top_p_B[:, None], 0.0)
-        drawn_B = order_BV.gather(-1, _invert(sorted_BV, noise_B)[:, None])[:, 0]
-    else:
-        drawn_B = _invert(probability_BV, noise_B)
-    return torch.where(temperature_B > 0, drawn_B, greedy_B)
+        outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]  # in the order of the sorted
+        outside_BV = torch.zeros_like(outside_BV).scatter(-1, order_BV, outside_BV)
+        probability_BV = probability_BV.masked_fill(outside_BV, 0.0)
+    return torch.where(temperature_B > 0, _invert(probability_BV, noise_B), greedy_B)
 
 
 def _invert(mass_BV: Tensor, noise_B: Tensor) -> Tensor:

@@ -75,11 +75,8 @@ def _is_delta(member: nn.Module, path: str) -> bool:
 
 
 def _shape_of(member: PreTrainedModel) -> tuple:
-    plain = {
-        key: value for key, value in member.config.to_dict().items() if isinstance(value, int | float | list | str)
-    }
     ignored = {"_name_or_path", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "dtype"}
-    kept = sorted((key, str(value)) for key, value in plain.items() if key not in ignored)
+    kept = sorted((key, str(value)) for key, value in member.config.to_dict().items() if key not in ignored)
     return type(member).__name__, member.dtype, member.device, member.config._attn_implementation, tuple(kept)
 
 
@@ -122,6 +119,10 @@ def _with_deltas(own: list[nn.Module], deltas: list[LowRank | None]) -> nn.Modul
 
 
 def _same_tensors(modules: Sequence[nn.Module]) -> bool:
-    """Whether all modules stand around the very same parameters."""
-    first = [id(parameter) for parameter in modules[0].parameters()]
-    return all([id(parameter) for parameter in module.parameters()] == first for module in modules[1:])
+    """Whether all modules stand around the very same parameters, and around buffers that hold the same."""
+    first, buffers = [id(parameter) for parameter in modules[0].parameters()], list(modules[0].buffers())
+    return all(
+        [id(parameter) for parameter in module.parameters()] == first
+        and all(map(torch.equal, buffers, module.buffers()))
+        for module in modules[1:]
+    )
