@@ -61,7 +61,7 @@ def _contents_row(result: dict[str, Any]) -> str:
 
 def _section(result: dict[str, Any], out: Path) -> str:
     experiment, name = EXPERIMENTS[result["name"]], escape(result["name"])
-    rows = "\n".join(_row(claim) for claim in result["claims"])
+    rows = "\n".join(_row(claim, name) for claim in result["claims"])
     figures = "\n".join(_figure(out / figure, name) for figure in result["figures"])
     command = f"tessellm reproduce {result['name']} --seed {result['seed']} --size {result['size']}"
     made = f"{result['seconds']:.0f} s on {result['hardware']}, torch {result['versions']['torch']}, "
@@ -74,11 +74,11 @@ def _section(result: dict[str, Any], out: Path) -> str:
     )
 
 
-def _row(claim: dict[str, Any]) -> str:
+def _row(claim: dict[str, Any], experiment: str) -> str:
     style, word = MARKS[claim["holds"]]
-    value = escape(shown(claim["value"]))
+    value, name = escape(shown(claim["value"])), escape(f"{experiment}/{claim['id']}")
     return (
-        f"<tr id='{escape(claim['id'])}'><td>{escape(claim['statement'])}<td class=value>{value}"
+        f"<tr id='{name}'><td>{escape(claim['statement'])}<td class=value>{value}"
         f"<td class=target>{escape(claim['target'] or '')}<td class='mark {style}'>{word}</tr>"
     )
 

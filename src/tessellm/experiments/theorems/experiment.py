@@ -79,29 +79,32 @@ def exact_claims(count: int, generator: torch.Generator) -> Iterator[Claim]:
     """What must be zero, on `count` families each."""
     checks: dict[str, tuple[str, Callable[[], float]]] = {
         "theorem-1": (
-            "Def. 1: Eq. 2 is p_b(x|M_b) Π p_i(x|M_i), projective, with Z_t = 1 at every prefix",
+            "Theorem 1, under Def. 1: Eq. 2 is p_b(x|M_b) Π p_i(x|M_i), projective, with Z_t = 1 at every prefix",
             lambda: theorem_1(factorized_family(_sizes(generator), integer(1, 5, generator), generator)),
         ),
         "theorem-2": (
-            "Def. 4: Eq. 2 is the active expert's law, else the base's, with Z_t = 1 at every prefix",
+            "Theorem 2, under Def. 4: Eq. 2 is the active expert's law, else the base's, with Z_t = 1 at every prefix",
             lambda: theorem_2(_skilled(generator)),
         ),
-        "lemma-1": ("C commutes with every invertible D", lambda: _lemma_1(generator)),
+        "lemma-1": ("Lemma 1: C commutes with every invertible D", lambda: _lemma_1(generator)),
         "theorem-3-c": (
-            "Def. 1 after any invertible D: C is projective for x ↦ D(x)|M_i",
+            "Theorem 3, under Def. 1 after any invertible D: C is projective for x ↦ D(x)|M_i",
             lambda: theorem_3(*_any_feature_space(generator)).once_gap,
         ),
         "theorem-3-eq-2": (
-            "Def. 1 after a D that keeps prefixes: Eq. 2 is C, and projective",
+            "Theorem 3 for Eq. 2, under Def. 1 after a D that keeps prefixes: Eq. 2 is C, and projective",
             lambda: _prefixes_kept(generator),
         ),
-        "weights": ("p̂(x) Π_t Z_t = Z · C(x) for members that satisfy nothing", lambda: _weights(generator)),
+        "weights": (
+            "particles' weights: p̂(x) Π_t Z_t = Z · C(x) for members that satisfy nothing",
+            lambda: _weights(generator),
+        ),
         "length": (
-            "Def. 1 at lengths 1–8: the composition's success is the product of its members' at that length",
+            "length, under Def. 1 at lengths 1–8: the composition succeeds with the product of its members' shares",
             lambda: _length(generator),
         ),
         "linear-merging": (
-            "Def. 5: merged weights give every expert's outputs on its coordinates, the base's elsewhere",
+            "Eq. 5, under Def. 5: merged weights give every expert's outputs on its coordinates, the base's elsewhere",
             lambda: _linear(generator),
         ),
     }
@@ -129,8 +132,8 @@ def approximate_claims(count: int, generator: torch.Generator) -> tuple[list[Cla
     points = [(epsilon, k, aligned) for epsilon in EPSILONS for k in EXPERTS for aligned in (False, True)]
     sweep = [_sweep_point(*point, generator) for point in points]
     excess = max(excess, *(row["excess"] for row in sweep))
-    statement = f"idle experts within ε of the base: largest excess over any bound ({count} families and the sweep)"
-    share = f"largest share of the KL bound that is used (same {count} families)"
+    statement = f"approximate theorem (ours): largest excess over any bound ({count} families and the sweep)"
+    share = f"approximate theorem (ours): largest share of the KL bound that is used (same {count} families)"
     return [
         Claim("approximate-bound", statement, excess, TARGET, excess <= EXACT),
         Claim("approximate-tightness", share, round(max(used), 3)),
@@ -177,12 +180,22 @@ def counter_example(seed: int) -> tuple[list[Claim], list[dict[str, float]]]:
     last = [approach[-1]["f1"], approach[-1]["f2"]]
     return [
         Claim(
-            "gap-eq-2", "two bits: P(f_i = 1) by Eq. 2", chained, ".744", all(abs(p - 0.744) < 5e-4 for p in chained)
+            "gap-eq-2",
+            "Eq. 2 is not C, two bits: P(f_i = 1) by Eq. 2",
+            chained,
+            ".744",
+            all(abs(p - 0.744) < 5e-4 for p in chained),
         ),
-        Claim("gap-c", "two bits: P(f_i = 1) by C", whole, ".900", all(abs(p - 0.9) < EXACT for p in whole)),
+        Claim(
+            "gap-c",
+            "Eq. 2 is not C, two bits: P(f_i = 1) by C",
+            whole,
+            ".900",
+            all(abs(p - 0.9) < EXACT for p in whole),
+        ),
         Claim(
             "gap-particles",
-            f"two bits: P(f_i = 1) by {PARTICLES[-1]:,} particles",
+            f"Eq. 2 is not C, two bits: P(f_i = 1) by {PARTICLES[-1]:,} particles",
             last,
             ".900 ± .005",
             all(abs(p - 0.9) <= 0.005 for p in last),
