@@ -227,8 +227,9 @@ def tiny(monkeypatch):
     monkeypatch.setattr(trig, "pool", lambda count, seed: trig_members.pool(count, seed, processes=1))
     training = trig_members.Training(2, 20, 4, (3, 2), (1e-3, 1e-3), (60.0, 60.0))
     monkeypatch.setitem(trig.TRAINING, "full", training)
+    monkeypatch.setattr(trig, "EXACT_PROBLEMS", 1)
     for size in trig.PROBLEMS:
-        monkeypatch.setitem(trig.PROBLEMS, size, 2)
+        monkeypatch.setitem(trig.PROBLEMS, size, 1)
 
 
 def test_a_full_run_trains_keeps_and_evaluates_members_and_a_cpu_run_takes_them(tiny, tmp_path, monkeypatch):
@@ -295,7 +296,7 @@ def test_stopping_times_of_members_that_never_depart(tiny):
 
 
 def test_a_short_run_holds(tmp_path, monkeypatch):
-    monkeypatch.setitem(trig.PROBLEMS, "cpu", 2)
+    monkeypatch.setattr(trig, "EXACT_PROBLEMS", 2)
     monkeypatch.setattr(trig, "KEPT", tmp_path / "nowhere")
     result = trig.run(seed=0, out=tmp_path, size="cpu")
     assert result.holds

@@ -111,23 +111,25 @@ def train_members(
     texts_NT, labels_PNT = texts_NT.to(device), labels_PNT.to(device)
     length_N = (texts_NT != PADDING).sum(1).tolist()
     window = min(len(texts_NT), 16 * training.batch)  # a batch holds texts of about one length
+    places = random.Random(generator.initial_seed())  # on the CPU: a number from the device would make it wait
 
-    def draw(members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        first = int(torch.randint(len(texts_NT) - window + 1, (1,), generator=generator, device=device))
-        size, steps = (len(members), training.batch), length_N[first + window - 1]
+    def draw(member_E1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = places.randrange(len(texts_NT) - window + 1)
+        size, steps = (len(member_E1), training.batch), length_N[first + window - 1]
         rows_EB = first + torch.randint(window, size, generator=generator, device=device)
-        member_E1 = torch.tensor(members, device=device).unsqueeze(1)
         targets = labels_PNT[member_E1, rows_EB, :steps].long()
         return texts_NT[rows_EB, :steps].long(), targets.clamp_min(0), (targets != NOTHING).float()
 
     def stage(start: Params, members: list[int], number: int, what: str) -> Params:
+        member_E1 = torch.tensor(members, device=device).unsqueeze(1)
+
         def report(step: int, loss_E: Tensor) -> None:
             log(f"{what}: step {step + 1} of {training.steps[number]}, loss {', '.join(f'{x:.4f}' for x in loss_E)}")
 
         return train(
             start,
             SHAPE,
-            lambda: draw(members),
+            lambda: draw(member_E1),
             training.steps[number],
             training.rates[number],
             report,
