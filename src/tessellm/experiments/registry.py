@@ -68,6 +68,7 @@ EXPERIMENTS = {
     "scale": Experiment(
         "scale.experiment", "one network on many combinations: when it masters those it never saw", in_all=False
     ),
+    "neurons": Experiment("neurons.experiment", "weights built from the teacher: how many neurons the tasks need"),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 
