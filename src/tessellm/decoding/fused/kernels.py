@@ -23,16 +23,17 @@ def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
 def linear_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, gain_table, bias_table, residual_GRN, low_SRL, delta_table, part_table,
     rows, blocks, out_width, eps, gain_offset, cap, low_width, all_rows, rows_a_member,
-    K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
-    GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr,
-    RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr,
+    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y = W norm(x) [+ deltas] [+ bias], or act(W x) · (W' x), [capped], [+ residual]. Grid: blocks, groups, splits.
 
     With deltas (MEMBERS > 0) the rows of all members read one weight, and each adds its own up · low.
     With SPLITS > 1 partial sums go to y[split], in float32, and nothing else is done.
     """
-    block, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    block, group, split = tl.program_id(0) * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
     row_R = tl.arange(0, BLOCK_R)
     n_N = tl.arange(0, BLOCK_N)
     real_R = row_R < rows
@@ -79,7 +80,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         total_RN = _activate(total_RN, GLU) * up_RN
     if CAP:
         total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
-    place = (group * rows + row_R[:, None]) * out_width + block * BLOCK_N + n_N[None, :]
+    place = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
     if ADD:
         total_RN += tl.load(residual_GRN + place, mask=real_R[:, None], other=0.0).to(tl.float32)
     if SPLITS > 1:
@@ -110,6 +111,96 @@ def _deltas(  # type: ignore[no-untyped-def]
         own_RL = tl.where(own_R[:, None], low_RL, 0.0).to(up_NL.dtype)
         found_RN += tl.dot(own_RL, tl.trans(up_NL), input_precision=PRECISION)
     return found_RN
+
+
+@triton.jit
+def thin_kernel(  # type: ignore[no-untyped-def]
+    x_GRK, y_GRN, weight_table, up_weight_table, gain_table, bias_table, residual_GRN, low_SRL, delta_table, part_table,
+    rows, blocks, out_width, eps, gain_offset, cap, low_width, all_rows, rows_a_member,
+    K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr,
+    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """What linear_kernel does, for up to four rows: products and sums in registers keep more of the memory busy.
+    Grid: output rows / BLOCK_N, groups, splits of K."""
+    place, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces: tl.constexpr = TABLE_N // BLOCK_N
+    block, piece = place // pieces, place % pieces
+    row_R = tl.arange(0, BLOCK_R)
+    n_N = piece * BLOCK_N + tl.arange(0, BLOCK_N)
+    real_R = row_R < rows
+    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    weight = tl.load(weight_table + group * blocks + block).to(pointer)
+    x = x_GRK + (group * rows + row_R[:, None]) * K
+    sum_RNK = tl.zeros((BLOCK_R, BLOCK_N, BLOCK_K), tl.float32)
+    if GLU > 0:
+        up_weight = tl.load(up_weight_table + group * blocks + block).to(pointer)
+        up_RNK = tl.zeros((BLOCK_R, BLOCK_N, BLOCK_K), tl.float32)
+    if NORM:
+        gain = tl.load(gain_table + group).to(pointer)
+        square_RK = tl.zeros((BLOCK_R, BLOCK_K), tl.float32)
+    span: tl.constexpr = (K + SPLITS - 1) // SPLITS
+    for start in tl.static_range(0, span, BLOCK_K):
+        k_K = split * span + start + tl.arange(0, BLOCK_K)
+        real_K = (k_K < K) & (start + tl.arange(0, BLOCK_K) < span)
+        w_NK = tl.load(weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+        if GLU > 0:
+            u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+        x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0).to(tl.float32)
+        if NORM:
+            square_RK += x_RK * x_RK
+            gain_K = tl.load(gain + k_K, mask=real_K, other=0.0).to(tl.float32) + gain_offset
+            x_RK = (x_RK * gain_K[None, :]).to(WEIGHT).to(tl.float32)
+        sum_RNK += x_RK[:, None, :] * w_NK.to(tl.float32)[None, :, :]
+        if GLU > 0:
+            up_RNK += x_RK[:, None, :] * u_NK.to(tl.float32)[None, :, :]
+    total_RN = tl.sum(sum_RNK, 2)
+    if GLU > 0:
+        up_RN = tl.sum(up_RNK, 2)
+    if NORM:
+        scale_R = tl.rsqrt(tl.sum(square_RK, 1) / K + eps)
+        total_RN = total_RN * scale_R[:, None]
+        if GLU > 0:
+            up_RN = up_RN * scale_R[:, None]
+    if MEMBERS > 0:
+        total_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width,
+                                 all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
+        if GLU > 0:
+            up_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width,
+                                  all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
+    if BIAS:
+        bias = tl.load(bias_table + group * blocks + block).to(pointer)
+        total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
+    if GLU > 0:
+        total_RN = _activate(total_RN, GLU) * up_RN
+    if CAP:
+        total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
+    at = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
+    if ADD:
+        total_RN += tl.load(residual_GRN + at, mask=real_R[:, None], other=0.0).to(tl.float32)
+    if SPLITS > 1:
+        at += split * tl.num_programs(1) * rows * out_width
+    tl.store(y_GRN + at, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
+
+
+@triton.jit
+def _thin_deltas(  # type: ignore[no-untyped-def]
+    delta_table, low_SRL, part_table, block, blocks, which, row_R, n_N, rows, low_width, all_rows, rows_a_member,
+    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, pointer: tl.constexpr,
+):  # fmt: skip
+    """What _deltas does, without a matrix product: each row reads its own member's factor."""
+    r_L = tl.arange(0, RANK)
+    part = tl.load(part_table + which * blocks + block)
+    low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
+    for s in tl.static_range(LOW_SPLITS):
+        place = (s * all_rows + row_R[:, None]) * low_width + part * RANK + r_L[None, :]
+        low_RL += tl.load(low_SRL + place, mask=(row_R < rows)[:, None], other=0.0)
+    member_R = tl.minimum(row_R // rows_a_member, MEMBERS - 1)
+    address_R = tl.load(delta_table + (which * MEMBERS + member_R) * blocks + block)
+    up = address_R[:, None, None].to(pointer) + n_N[None, :, None] * RANK + r_L[None, None, :]
+    given = (address_R != 0)[:, None, None] & (n_N >= 0)[None, :, None] & (r_L >= 0)[None, None, :]
+    up_RNL = tl.load(up, mask=given, other=0.0).to(tl.float32)
+    return tl.sum(low_RL[:, None, :] * up_RNL, 2)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,11 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from ..low_rank import LowRank, read_low_rank
-from .kernels import linear_kernel
+from .kernels import linear_kernel, thin_kernel
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-BLOCK_N = 16
-LONG = 4096  # inputs longer than this are split between programs when few outputs are wanted
+BLOCK_N = 16  # output rows an address stands for
+THIN = 4  # rows up to which sums in registers beat matrix units
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -71,6 +72,7 @@ class FusedLinear:
         self.up_table = block_addresses([own[1:] for own in parts], self.device) if glu else self.table
         self.out = sum(weight.shape[0] for weight in gates[0])
         self.blocks = self.out // BLOCK_N
+        self.unit = math.gcd(*(weight.shape[0] for weight in parts[0]))  # a launch's blocks stay inside a part
         biases = [[layer.bias for layer in own] for own in groups]
         self.biased = biases[0][0] is not None
         self.bias_table = block_addresses(biases, self.device) if self.biased else self.table
@@ -91,7 +93,7 @@ class FusedLinear:
             self.table, x_MBK, y, groups, rows, self.blocks, self.out, k, self.dtype,
             up_table=self.up_table, gains=self.gains, biases=self.bias_table, residual=residual, normed=self.normed,
             glu=self.glu, biased=self.biased, cap=self.cap, eps=self.eps, gain_offset=self.gain_offset,
-            low=low, delta=self.low, rows_a_member=slots,
+            low=low, delta=self.low, rows_a_member=slots, unit=self.unit,
         )  # fmt: skip
         return y
 
@@ -101,27 +103,35 @@ def launch(
     up_table: Tensor | None = None, gains: Tensor | None = None, biases: Tensor | None = None,
     residual: Tensor | None = None, normed: bool = False, glu: int = 0, biased: bool = False, cap: float | None = None,
     eps: float = 0.0, gain_offset: float = 0.0, low: Tensor | None = None, delta: _Low | None = None,
-    rows_a_member: int = 1, splits: int = 1,
+    rows_a_member: int = 1, splits: int = 1, unit: int = BLOCK_N,
 ) -> None:  # fmt: skip
     """One launch of the linear kernel."""
-    block_r = max(16, triton.next_power_of_2(rows))
-    settings = _settings(groups * blocks * splits, block_r, k, glu)
-    linear_kernel[(blocks, groups, splits)](
+    kernel, settings = (
+        (thin_kernel, thin_layout(rows, glu)) if rows <= THIN else (linear_kernel, wide_layout(rows, unit))
+    )
+    kernel[(out // settings["BLOCK_N"], groups, splits)](
         x, y, table, table if up_table is None else up_table, table if gains is None else gains,
         table if biases is None else biases, x if residual is None else residual, x if low is None else low,
         table if delta is None else delta.table, table if delta is None else delta.parts,
         rows, blocks, out, eps, gain_offset, cap or 1.0, 0 if delta is None else delta.width, rows, rows_a_member,
-        K=k, BLOCK_R=block_r, BLOCK_N=BLOCK_N, NORM=normed, GLU=glu, BIAS=biased, ADD=residual is not None,
+        K=k, TABLE_N=BLOCK_N, NORM=normed, GLU=glu, BIAS=biased, ADD=residual is not None,
         CAP=cap is not None, MEMBERS=0 if delta is None else delta.members, RANK=16 if delta is None else delta.rank,
-        LOW_SPLITS=1 if delta is None else delta.splits, SPLITS=splits, WEIGHT=TYPES[dtype], PRECISION="ieee",
+        LOW_SPLITS=1 if delta is None else delta.splits, SPLITS=splits, WEIGHT=TYPES[dtype],
         **settings,
     )  # fmt: skip
 
 
-def _settings(programs: int, block_r: int, k: int, glu: int) -> dict[str, int]:
-    """How a launch is laid out; what was fastest on one H200 (benchmarks/fused_linear.py)."""
-    block_k = 256 if block_r <= 32 and not glu else 128
-    return {"BLOCK_K": min(block_k, triton.next_power_of_2(k)), "num_warps": 4, "num_stages": 4}
+def thin_layout(rows: int, glu: int) -> dict[str, int]:
+    """The layout of a launch for a few rows; what was fastest on one H200 (benchmarks/fused_linear.py)."""
+    return {"BLOCK_R": triton.next_power_of_2(rows), "BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 4}
+
+
+def wide_layout(rows: int, unit: int) -> dict[str, Any]:
+    """The layout of a launch for more rows, likewise."""
+    block_n = next(size for size in (64, 32, 16) if unit % size == 0)
+    block_r = max(16, triton.next_power_of_2(rows))
+    layout = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
+    return {**layout, "PRECISION": "ieee"}
 
 
 class _Low:
