@@ -213,7 +213,10 @@ def test_exact_members_in_the_trained_ones_places_prove_everything(monkeypatch):
         monkeypatch.setattr(
             trained, "write", lambda _, problems, p=prover: [trig.prove_alone(p, q.prompt) for q in problems]
         )
-        found, _ = trained.shares(None, asked)
+        found, proved, failed = trained.shares(None, asked)
+        assert len(proved) == sum(share * 3 for share in found.values())
+        assert all(each["why"] for each in failed)
+        assert bool(failed) == (prover.known != ALL)
         for group, share in found.items():
             known = prover.known
             assert share == (1.0 if known >= trained.GROUPS[group][0] or known == ALL else 0.0), (name, group)

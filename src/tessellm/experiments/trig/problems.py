@@ -53,7 +53,7 @@ def _chunks(needs: frozenset[str], rng: random.Random) -> list[list[Term]]:
         wanted.remove(NAMES[0])
         wanted.remove(second)
     chunks += [_pair(name, rng) for name in wanted]
-    least, most = (0, 2) if len(needs) > 1 else (0, 4) if needs else (2, 5)
+    least, most = (0, 1) if len(needs) > 1 else (0, 4) if needs else (2, 5)
     chunks += [rng.choice(FILLERS)(rng) for _ in range(rng.randint(least, most))]
     rng.shuffle(chunks)
     return chunks
@@ -102,19 +102,24 @@ def _plain(rng: random.Random) -> list[Term]:
 
 
 def _near_miss(rng: random.Random) -> list[Term]:
-    """3 sin² + 5 cos², 4 ( 1 + 2 tan² ), 2 ( sin² + 3 ): looks like an identity and must be left alone.
+    """3 sin² + 5 cos², 4 ( 1 + 2 tan² ), 7 sec² + 7 cos², 2 ( 1 + sin² ): looks like an identity, must be left alone.
 
     Without these every function in a training problem would belong to its one identity, and a member could learn what
     the whole problem is about in place of looking at the term.
     """
-    one, other = IDENTITIES[rng.choice(NAMES)][0].terms
     first, second = rng.sample(range(1, 10), 2)
-    if rng.random() < 0.5:
-        return [Term(first, one.body), Term(second, other.body)]
-    inside = [Term(1, one.body), Term(rng.randint(2, 3), rng.choice((other.body, None)))]
-    return [Term(first, Sum(tuple(inside)))] if inside[0].body != inside[1].body else [Term(first, other.body)]
+    shape = rng.random()
+    if shape < 0.6:
+        one, other = IDENTITIES[rng.choice(NAMES)][0].terms
+        if shape < 0.35:
+            return [Term(first, one.body), Term(second, other.body)]
+        return [Term(first, sum_of(one, Term(rng.randint(2, 3), other.body)))]
+    one, other = rng.choice(STRANGERS)
+    return [Term(first, sum_of(one, other))] if shape < 0.8 else [Term(first, one.body), Term(first, other.body)]
 
 
+_PAIRS = [(Term(1, a), Term(1, b)) for a, b in itertools.permutations((None, *FUNCTIONS), 2)]
+STRANGERS = [(a, b) for a, b in _PAIRS if not {sum_of(a, b), sum_of(b, a)} & {left for left, _ in IDENTITIES.values()}]
 FILLERS = (_plain, _near_miss)
 
 

@@ -32,6 +32,7 @@ GROUPS = {
 }
 SLACK = 30  # words beyond the longest proof known
 DEPARTS = 0.5
+SHOWN = 8  # failures of a model that a result keeps
 
 Table = dict[str, dict[str, float]]
 
@@ -71,12 +72,22 @@ def words(numbers: Sequence[int]) -> list[str]:
     return made[: made.index(DOT) + 1] if DOT in made else made
 
 
-def shares(model: Any, asked: Mapping[str, Sequence[Proof]]) -> tuple[dict[str, float], list[list[str]]]:
-    """The share of each group that the model proves, by the checker, and what it wrote."""
+def shares(
+    model: Any, asked: Mapping[str, Sequence[Proof]]
+) -> tuple[dict[str, float], list[Proof], list[dict[str, str]]]:
+    """The share of each group that the model proves, by the checker; what it proved; some that it did not, and why."""
     everything = [problem for group in asked.values() for problem in group]
     written = write(model, everything)
-    proved = iter([check(p.left, p.right, w).proved for p, w in zip(everything, written, strict=True)])
-    return {name: sum(next(proved) for _ in group) / len(group) for name, group in asked.items()}, written
+    verdicts = [check(p.left, p.right, w) for p, w in zip(everything, written, strict=True)]
+    triples = list(zip(everything, written, verdicts, strict=True))
+    right = [problem for problem, words, verdict in triples if verdict.proved and words == problem.continuation]
+    failed = [
+        {"prompt": " ".join(problem.prompt), "written": " ".join(words), "line": str(verdict.line), "why": verdict.why}
+        for problem, words, verdict in reversed(triples)  # the hardest first
+        if not verdict.proved
+    ]
+    proved = iter(verdict.proved for verdict in verdicts)
+    return {name: sum(next(proved) for _ in group) / len(group) for name, group in asked.items()}, right, failed[:SHOWN]
 
 
 def stopping_times(model: ComposedForCausalLM, proofs: Sequence[Proof]) -> dict[str, Any]:
@@ -119,13 +130,12 @@ def evaluate(
     """One seed: the shares proved, model by model, and the stopping times along the proofs that Eq. 2 got right."""
     made = models(members, device)
     table: Table = {}
+    failures: dict[str, list[dict[str, str]]] = {}
     right: list[Proof] = []
     for name, model in made.items():
-        table[name], written = shares(model, asked)
+        table[name], proved, failures[name] = shares(model, asked)
         log(f"{name}: " + ", ".join(f"{group} {share:.3f}" for group, share in table[name].items()))
-        if name == EQ2:
-            everything = [problem for group in asked.values() for problem in group]
-            right = [p for p, w in zip(everything, written, strict=True) if w == p.continuation]
+        right = proved if name == EQ2 else right
     times = stopping_times(made[EQ2], right) if right else None
     example = None
     if times is not None:
@@ -133,7 +143,8 @@ def evaluate(
         active = times.pop("active")[row]
         example = {"prompt": right[row].prompt, "words": right[row].continuation, "active": active}
         log("stopping times: " + ", ".join(f"{key} {value:.4g}" for key, value in times.items()))
-    return {"proved": table, "stopping times": times, "example": example}
+    shown = {name: failures[name] for name in (EQ2, DEFAULT, MEMBERS[-1])}
+    return {"proved": table, "stopping times": times, "example": example, "failures": shown}
 
 
 def claims(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
