@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tessellm
-from tessellm.generation import _Streamer
+from tessellm.continuations import Streamer
 
 from conftest import character_tokenizer, press_ctrl_c
 
@@ -132,7 +132,7 @@ def test_stop_texts(cli: Cli, out: Path, tmp_path: Path) -> None:
 
 def test_what_may_become_a_stop_text_is_held_back() -> None:
     shown = io.StringIO()
-    streamer = _Streamer(character_tokenizer(), shown, ("STOP", "\n"))
+    streamer = Streamer(character_tokenizer(), shown, ("STOP", "\n"))
     seen = []
     for piece in ("abcS", "TO", "x ST", "OP more", " and more"):
         streamer.on_finalized_text(piece)

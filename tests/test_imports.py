@@ -23,7 +23,7 @@ LAYERS = [  # a module imports from its own layer and from those above it in thi
     {"compose"},
     {"checkpoint", "recipe"},
     {"decoding", "particles"},
-    {"particle_generation"},
+    {"continuations", "particle_generation"},
     {"generation", "inspection", "tune"},
     {"theory", "diagnose", "evaluate", "serve", "experiments", "vllm"},
     {"commands"},

@@ -7,27 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
-import torch
-from transformers import StoppingCriteria, TextStreamer
-
-from .errors import PromptError
+from .continuations import Request, Streamer, by_engine, by_reference, engine_for, pad_id, stop_position
+from .errors import EngineError, PromptError
 from .model import ComposedForCausalLM
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class Request:
-    """How to generate."""
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,52 +125,30 @@ def generate_texts(
     request: Request,
     batch_size: int = 8,
     stream: TextIO | None = None,
+    engine: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Generated]:
-    """Continue every prompt, in order."""
+    """Continue every prompt, in order. By the fast path, or by model.py if `engine` is "reference" or the fast path
+    cannot run this composition; then `note` is told why."""
     if "" in request.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
-    tokenizer, generate = tokenizer_of(model), cast(Any, model).generate
+    tokenizer = tokenizer_of(model)
     texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
     rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
     check_lengths(model, rows, request.max_new_tokens)
-    torch.manual_seed(request.seed)
-    streamer = _Streamer(tokenizer, stream, request.stop) if stream is not None else None
-    for start in range(0, len(rows), batch_size):
-        part = rows[start : start + batch_size]
-        ids_BT, mask_BT = left_padded(part, model)
-        output_BT = generate(
-            ids_BT,
-            attention_mask=mask_BT,
-            stopping_criteria=[_StopTexts(tokenizer, request.stop, ids_BT.shape[1])] if request.stop else None,
-            streamer=streamer,
-            **settings_of(model, request),
-        )
-        for prompt, new_T in zip(prompts[start:], output_BT[:, ids_BT.shape[1] :].tolist(), strict=False):
-            yield _finished(model, prompt, new_T, request)
-
-
-def settings_of(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "max_new_tokens": request.max_new_tokens,
-        "do_sample": request.temperature > 0,
-    }
-    if request.temperature > 0:
-        settings.update(temperature=request.temperature, top_p=request.top_p, top_k=0)
-    settings["pad_token_id"] = _pad_id(model)
-    return settings
-
-
-def _pad_id(model: ComposedForCausalLM) -> int:
-    ends = model.config.eos_token_id or [0]
-    pad = model.generation_config.pad_token_id
-    return pad if pad is not None else ends[0]
-
-
-def left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
-    longest, pad = max(map(len, rows)), _pad_id(model)
-    ids = [[pad] * (longest - len(row)) + list(row) for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+    streamer = Streamer(tokenizer, stream, request.stop) if stream is not None else None
+    fast = None
+    if engine != "reference":
+        try:
+            fast = engine_for(model, rows, request, batch_size)
+        except EngineError as error:
+            note(str(error))
+    if fast is None:
+        written = by_reference(model, rows, request, batch_size, streamer)
+    else:
+        written = by_engine(fast, tokenizer, rows, request, streamer)
+    for prompt, new_T in zip(prompts, written, strict=True):
+        yield _finished(model, prompt, new_T, request)
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
@@ -214,45 +178,6 @@ def _finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request
     text = tokenizer_of(model).decode(kept, skip_special_tokens=True)
     cut = stop_position(text, request.stop)
     if cut is not None:
-        while kept and kept[-1] == _pad_id(model):  # other prompts of the batch went on
+        while kept and kept[-1] == pad_id(model):  # other prompts of the batch went on
             kept.pop()
     return Generated(prompt, text[:cut], len(kept), "stop" if length is not None or cut is not None else "length")
-
-
-def stop_position(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop text begins."""
-    return min((text.find(stop) for stop in stops if stop in text), default=None)
-
-
-class _StopTexts(StoppingCriteria):
-    """Rows end when a stop text stands in what they wrote. It reads the text itself, so it works for every tokenizer:
-    the library's own criterion reads the vocabulary, and fails where a normaliser changes the case."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_length: int):
-        self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_length :], skip_special_tokens=True)
-        found = [any(stop in text for stop in self.stops) for text in texts]
-        return torch.tensor(found, device=input_ids.device)
-
-
-class _Streamer(TextStreamer):
-    """Text as it comes, to any stream, up to the first stop text."""
-
-    def __init__(self, tokenizer: Any, stream: TextIO, stops: Sequence[str]):
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.stream, self.stops, self.text, self.shown = stream, stops, "", 0
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.text += text
-        cut = stop_position(self.text, self.stops)
-        if cut is None:
-            cut = len(self.text) - (0 if stream_end else self._held_back())
-        print(self.text[self.shown : cut], end="\n" if stream_end else "", flush=True, file=self.stream)
-        self.shown = max(self.shown, cut)
-
-    def _held_back(self) -> int:
-        """How many characters at the end may be the beginning of a stop text."""
-        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
-        return max((len(start) for start in starts if self.text.endswith(start)), default=0)

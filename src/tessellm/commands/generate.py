@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 
-from .shared import Device, Dtype, JsonPath, ModelPath, load, out, write_json
+from .shared import Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
 
 
 def generate(
@@ -27,7 +27,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run at once.")] = 8,
+    engine: Annotated[
+        Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
+    ] = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
@@ -40,7 +43,13 @@ def generate(
     composition = load(model, device, dtype)
     results = []
     for result in generate_texts(
-        composition, asked, request, batch_size, stream=sys.stdout if len(asked) == 1 else None
+        composition,
+        asked,
+        request,
+        batch_size,
+        stream=sys.stdout if len(asked) == 1 else None,
+        engine=engine,
+        note=lambda text: err.print(f"note: {escape(text)}", soft_wrap=True),
     ):
         results.append(result)
         if len(asked) > 1:

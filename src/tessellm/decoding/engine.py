@@ -17,10 +17,11 @@ import torch
 from ..errors import EngineError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from .device import SlotState
-from .groups import make_groups
+from .groups import Group, make_groups
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
+from .self_check import check, refuse_unknown
 from .steps import make_steps
 
 CHUNK = 256  # tokens of a prompt that are fed at once
@@ -47,13 +48,30 @@ class Engine:
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
         self.window = model.rule.window
-        groups = make_groups(model, slots, self.context, stacked)
+        refuse_unknown(model)
+        groups = self._checked_groups(slots, stacked)
         self.state = SlotState(model, groups, slots)
         self.steps = make_steps(self.state, self.context, compiled)
         self.prefixes = Prefixes(slots, self.window + 1)
         self.waiting: deque[Request] = deque()
         self.in_slot: list[Request | None] = [None] * slots
         self._arriving: deque[tuple[list[Request], Callable[[], tuple[list[int], list[float]]]]] = deque()
+
+    def _checked_groups(self, slots: int, stacked: bool | None) -> list[Group]:
+        """Groups that compute what their members do: stacked as wished, else apart."""
+        try:
+            groups = make_groups(self.model, slots, self.context, stacked)
+            check(self.model, groups, slots, self.context)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"{slots} slots of {self.context} tokens do not fit into the memory of {self.model.device}: use fewer "
+                f"slots or a smaller context. ({str(error).splitlines()[0]})"
+            ) from error
+        except EngineError:
+            if stacked is not None:
+                raise
+            return self._checked_groups(slots, stacked=False)
+        return groups
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Request:
         """Put a request into the queue."""

@@ -25,6 +25,11 @@ class Pass:
     cells: int  # positions of the cache that are read
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
+    @property
+    def windows(self) -> set[int | None]:
+        """Those that the layers asked for."""
+        return set(self._masks)
+
     def mask(self, window: int | None) -> Tensor:
         """What each token may read, itself included: [R, 1, T, cells], True where it may."""
         if window not in self._masks:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ..generation import Request, encode_examples, left_padded, settings_of, tokenizer_of
+from ..continuations import Request, left_padded, settings_of
+from ..generation import encode_examples, tokenizer_of
 from ..model import ComposedForCausalLM
 from .advice import Advice, advise
 from .certificate import Certificate, certificate

@@ -1,0 +1,186 @@
+"""New tokens for rows of token ids, by the fast path or by model.py: batches, stop texts, text as it comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
+
+import torch
+from transformers import StoppingCriteria, TextStreamer
+
+from .decoding.engine import Engine
+from .decoding.requests import Request as EngineRequest
+from .decoding.sampling import Sampling
+from .errors import EngineError, GenerationError
+from .model import ComposedForCausalLM
+
+WORTH_COMPILING = 20_000  # new tokens; for fewer, compiling takes longer than it saves
+PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and the values that ask for nothing
+    "repetition_penalty": (None, 1, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "bad_words_ids": (None,),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None,),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to generate."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    chat: bool = False
+
+
+def engine_for(
+    model: ComposedForCausalLM, rows: Sequence[Sequence[int]], request: Request, batch_size: int = 8
+) -> Engine:
+    """An engine with room for these rows. EngineError: use the reference."""
+    unknown = sorted(key for key, plain in PLAIN.items() if getattr(model.generation_config, key, None) not in plain)
+    if unknown:
+        raise EngineError(f"the generation config sets {', '.join(unknown)}, which the fast path does not know")
+    slots = max(1, min(batch_size, len(rows)))
+    longest = max(map(len, rows), default=1) + request.max_new_tokens
+    return Engine(model, slots, longest, compiled=len(rows) * request.max_new_tokens >= WORTH_COMPILING)
+
+
+def by_engine(
+    engine: Engine, tokenizer: Any, rows: Sequence[Sequence[int]], request: Request, streamer: TextStreamer | None
+) -> Iterator[list[int]]:
+    """The new tokens of each row, in order, an end token included."""
+    running = deque(
+        engine.submit(
+            row, Sampling(request.max_new_tokens, request.temperature, request.top_p, (request.seed << 24) + number)
+        )
+        for number, row in enumerate(rows)
+    )
+    streamed = 0
+    if streamer is not None:
+        streamer.put(torch.tensor(rows[0]))  # which it does not show
+    while running:
+        for arrived in engine.step():
+            if request.stop and not arrived.done:
+                _stop_at_text(engine, arrived, tokenizer, request.stop)
+            if streamer is not None and len(arrived.tokens) > streamed:
+                streamer.put(torch.tensor(arrived.tokens[streamed:]))
+                streamed = len(arrived.tokens)
+        while running and running[0].done:
+            ended = running.popleft()
+            if ended.finish_reason == "error":
+                raise GenerationError(f"prompt {len(rows) - len(running)}: {ended.error}")
+            if streamer is not None:
+                streamer.end()
+            yield ended.tokens
+
+
+def _stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: Sequence[str]) -> None:
+    """End a request whose text holds a stop text, and forget the tokens that came after it."""
+
+    def stopped(tokens: list[int]) -> bool:
+        return stop_position(tokenizer.decode(tokens, skip_special_tokens=True), stops) is not None
+
+    if stopped(arrived.tokens):
+        engine.cancel(arrived)
+        while stopped(arrived.tokens[:-1]):
+            arrived.tokens.pop()
+
+
+def by_reference(
+    model: ComposedForCausalLM,
+    rows: Sequence[Sequence[int]],
+    request: Request,
+    batch_size: int,
+    streamer: TextStreamer | None,
+) -> Iterator[list[int]]:
+    """The new tokens of each row, in order; padding may follow the end."""
+    torch.manual_seed(request.seed)
+    generate = cast(Any, model).generate
+    for start in range(0, len(rows), batch_size):
+        ids_BT, mask_BT = left_padded(rows[start : start + batch_size], model)
+        stopping = [_StopTexts(model.tokenizer, request.stop, ids_BT.shape[1])] if request.stop else None
+        output_BT = generate(
+            ids_BT,
+            attention_mask=mask_BT,
+            stopping_criteria=stopping,
+            streamer=streamer,
+            **settings_of(model, request),
+        )
+        yield from output_BT[:, ids_BT.shape[1] :].tolist()
+
+
+def settings_of(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "max_new_tokens": request.max_new_tokens,
+        "do_sample": request.temperature > 0,
+    }
+    if request.temperature > 0:
+        settings.update(temperature=request.temperature, top_p=request.top_p, top_k=0)
+    settings["pad_token_id"] = pad_id(model)
+    return settings
+
+
+def pad_id(model: ComposedForCausalLM) -> int:
+    ends = model.config.eos_token_id or [0]
+    pad = model.generation_config.pad_token_id
+    return pad if pad is not None else ends[0]
+
+
+def left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    longest, pad = max(map(len, rows)), pad_id(model)
+    ids = [[pad] * (longest - len(row)) + list(row) for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+
+
+def stop_position(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop text begins."""
+    return min((text.find(stop) for stop in stops if stop in text), default=None)
+
+
+class _StopTexts(StoppingCriteria):
+    """Rows end when a stop text stands in what they wrote. It reads the text itself, so it works for every tokenizer:
+    the library's own criterion reads the vocabulary, and fails where a normaliser changes the case."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_length: int):
+        self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_length :], skip_special_tokens=True)
+        found = [any(stop in text for stop in self.stops) for text in texts]
+        return torch.tensor(found, device=input_ids.device)
+
+
+class Streamer(TextStreamer):
+    """Text as it comes, to any stream, up to the first stop text."""
+
+    def __init__(self, tokenizer: Any, stream: TextIO, stops: Sequence[str]):
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.stream, self.stops, self.text, self.shown = stream, stops, "", 0
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.text += text
+        cut = stop_position(self.text, self.stops)
+        if cut is None:
+            cut = len(self.text) - (0 if stream_end else self._held_back())
+        print(self.text[self.shown : cut], end="\n" if stream_end else "", flush=True, file=self.stream)
+        self.shown = max(self.shown, cut)
+
+    def _held_back(self) -> int:
+        """How many characters at the end may be the beginning of a stop text."""
+        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
+        return max((len(start) for start in starts if self.text.endswith(start)), default=0)
