@@ -22,6 +22,7 @@ from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
 from .self_check import check, refuse_unknown
+from .speculation import Speculation, Speculator
 from .steps import make_steps
 
 CHUNK = 256  # tokens of a prompt that are fed at once
@@ -39,6 +40,7 @@ class Engine:
         context: int | None = None,
         stacked: bool | None = None,
         compiled: bool = True,
+        speculation: Speculation | None = None,
     ):
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
@@ -52,6 +54,7 @@ class Engine:
         groups = self._checked_groups(slots, stacked)
         self.state = SlotState(model, groups, slots)
         self.steps = make_steps(self.state, self.context, compiled)
+        self.speculator = speculation and Speculator(speculation, model, self.state, self.steps)
         self.prefixes = Prefixes(slots, self.window + 1)
         self.waiting: deque[Request] = deque()
         self.in_slot: list[Request | None] = [None] * slots
@@ -108,14 +111,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One prefill pass, one decoding step; the requests to which a token came or that ended."""
+        """One prefill pass, one decoding step; the requests to which tokens came or that ended."""
         self._admit()
         self._prefill()
+        arrived = self._arrivals() if self.speculator else []  # a draft starts from the last token
         self._decode()
-        arrived: list[Request] = []
-        while self._arriving and (len(self._arriving) > self.steps.lag or not any(self.in_slot)):
-            arrived += self._collect(*self._arriving.popleft())
-        return arrived
+        return list(dict.fromkeys(arrived + self._arrivals()))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
@@ -182,6 +183,9 @@ class Engine:
             return
         self._compact()
         rows = max(r.slot for r in running if r.slot is not None) + 1
+        if self.speculator:
+            self._receive(running, *self.speculator.decode(running, rows))
+            return
         cells = max(len(r.prompt) + r.asked for r in running)
         self.steps.decode(rows, cells, how(r.sampling for r in running))
         self._expect(running, [r.slot for r in running if r.slot is not None])
@@ -193,6 +197,21 @@ class Engine:
             request.asked += 1
             if request.asked == request.sampling.max_new_tokens:
                 self._free(request)
+
+    def _receive(self, requests: list[Request], tokens: list[list[int]], logprobs: list[list[float]]) -> None:
+        """Note several tokens each that are here already."""
+        owners = [request for request, own in zip(requests, tokens, strict=True) for _ in own]
+        arrived = [token for own in tokens for token in own], [logprob for own in logprobs for logprob in own]
+        self._arriving.append((owners, lambda: arrived))
+        for request in owners:
+            request.asked += 1
+
+    def _arrivals(self) -> list[Request]:
+        arrived: list[Request] = []
+        lag = 0 if self.speculator else self.steps.lag
+        while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
+            arrived += self._collect(*self._arriving.popleft())
+        return arrived
 
     def _collect(self, requests: list[Request], fetch: Callable[[], tuple[list[int], list[float]]]) -> list[Request]:
         arrived = []

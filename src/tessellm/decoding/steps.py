@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .device import SlotState
+
+if TYPE_CHECKING:
+    from .drafts import Alone
+    from .verification import Verification
 
 
 class Steps:
@@ -24,6 +29,12 @@ class Steps:
 
     def decode(self, rows: int, cells: int, how: str) -> None:
         self.state.decode(rows, self._cells(cells), how)
+
+    def draft(self, member: Alone, into: Verification, rows: int, length: int, cells: int, how: str) -> None:
+        member.draft(into, rows, length, self._cells(cells), how)
+
+    def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
+        drafts.verify(rows, length, self._cells(cells), how)
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
         """The tokens just chosen in these slots and their log-probabilities, when asked for."""

@@ -1,0 +1,163 @@
+"""Where drafts come from: the text itself, or one member alone. A draft is a guess; verification decides.
+
+    Lookup   what followed the last time that the text ended as it does now; costs nothing
+    Alone    one member decodes by itself, on its own part of the cache, with the noise of the request
+
+Each says what kind of draft it has for a request, so that the chance of being right is learnt for each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..errors import EngineError, nearest
+from ..model import ComposedForCausalLM
+from ..rules import working_dtype
+from .device import SlotState
+from .groups import Group
+from .requests import Request
+from .sampling import choose, uniform
+from .slots import SlotCache
+from .stacking import stack
+from .steps import Steps
+from .verification import Verification
+
+LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
+
+
+class Drafter(Protocol):
+    """Writes drafts into a verification's buffers."""
+
+    def kind(self, request: Request) -> int | None:
+        """What kind of draft there is for this request; None: none."""
+
+    def first(self, request: Request) -> int | None:
+        """The first token of its draft, where that is known without work."""
+
+    def write(
+        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
+    ) -> None:
+        """Drafts of up to `length` tokens for those that run in the first `rows` slots."""
+
+
+class Text:
+    """A text that grows, and where in it each short run of tokens was last followed by something."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._next: dict[tuple[int, ...], int] = {}
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.tokens)
+            for size in range(1, min(LONGEST_MATCH, end) + 1):
+                self._next[tuple(self.tokens[end - size :])] = end
+            self.tokens.append(token)
+
+    def match(self) -> tuple[int, int]:
+        """How many tokens of the text's end were found before (0: none), and what came after them."""
+        for size in range(min(LONGEST_MATCH, len(self.tokens)), 0, -1):
+            start = self._next.get(tuple(self.tokens[-size:]))
+            if start is not None:
+                return size, start
+        return 0, 0
+
+    def follow(self, start: int, length: int) -> list[int]:
+        """The tokens from there on; past the text's end it goes on with what it has just copied."""
+        period = len(self.tokens) - start
+        return [self.tokens[start + i % period] for i in range(length)]
+
+
+class Lookup:
+    """Drafts from the request's own prompt and what it has written."""
+
+    def __init__(self) -> None:
+        self._texts: WeakKeyDictionary[Request, Text] = WeakKeyDictionary()
+
+    def text(self, request: Request) -> Text:
+        if request not in self._texts:
+            self._texts[request] = Text()
+            self._texts[request].grow(request.prompt)
+        text = self._texts[request]
+        text.grow(request.tokens[len(text.tokens) - len(request.prompt) :])
+        return text
+
+    def kind(self, request: Request) -> int | None:
+        return self.text(request).match()[0] or None
+
+    def first(self, request: Request) -> int | None:
+        text = self.text(request)
+        size, start = text.match()
+        return text.tokens[start] if size else None
+
+    def write(
+        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
+    ) -> None:
+        draft_BG = torch.full((rows, length), -1)
+        for request in running:
+            text = self.text(request)
+            size, start = text.match()
+            if size:
+                wanted = min(length, room(request))
+                draft_BG[request.slot, :wanted] = torch.tensor(text.follow(start, wanted), dtype=torch.long)
+        into.draft_SG[:rows, :length] = draft_BG.to(into.draft_SG.device)
+
+
+class Alone:
+    """One member drafts. Its keys and values of the drafts stay where they are: verification writes the same."""
+
+    def __init__(self, model: ComposedForCausalLM, name: str, state: SlotState):
+        if name not in model.members:
+            raise EngineError(f"no member {name!r} to draft; {nearest(name, model.members)}")
+        self.state, self.place = state, list(model.members).index(name)
+        self.home = next(group for group in state.groups if self.place in group.members)
+        self.group = self.home
+        if len(self.home.members) > 1:
+            cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
+            self.group = Group((self.place,), stack([model.member(name)]), [model.alignments[name]], cache)
+
+    def kind(self, request: Request) -> int | None:
+        return 0
+
+    def first(self, request: Request) -> int | None:
+        return None
+
+    def write(
+        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
+    ) -> None:
+        self._share_cache()
+        room_B = torch.zeros(rows, dtype=torch.long)
+        for request in running:
+            room_B[request.slot] = room(request)
+        into.room_S[:rows] = room_B.to(into.room_S.device)
+        steps.draft(self, into, rows, length, max(len(r.prompt) + r.asked for r in running) + length, how)
+
+    def draft(self, into: Verification, rows: int, length: int, cells: int, how: str) -> None:
+        """On the device: `length` steps of the member alone, each from the token before."""
+        state = self.state
+        token_B, start_B = state.token_S[:rows], state.position_S[:rows]
+        for step in range(length):
+            real_B = (start_B >= 0) & (into.room_S[:rows] > step)
+            position_B = torch.where(real_B, start_B + step, -1)
+            (logits_B1V,) = self.group.logits(token_B[:, None], position_B[:, None], rows, cells, 1)
+            logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
+            noise_B = uniform(state.seed_S[:rows], start_B + step + 1)
+            token_B = choose(logp_BV, state.temperature_S[:rows], state.top_p_S[:rows], noise_B, how)
+            into.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
+
+    def _share_cache(self) -> None:
+        """Where members run together, this one's rows of their cache, as they are, without a copy."""
+        own, shared = self.group.cache, self.home.cache
+        if own is not shared and not own.key_RHCD:
+            among, members = self.home.members.index(self.place), shared.members
+            own.key_RHCD = {layer: buffer[among::members] for layer, buffer in shared.key_RHCD.items()}
+            own.value_RHCD = {layer: buffer[among::members] for layer, buffer in shared.value_RHCD.items()}
+
+
+def room(request: Request) -> int:
+    """How many tokens a draft may have: verification adds one more."""
+    return request.sampling.max_new_tokens - request.asked - 1

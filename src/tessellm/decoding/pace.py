@@ -1,0 +1,110 @@
+"""Pace: how long drafts should be, from how often they were right and from what passes cost, both as they go.
+
+A draft of G tokens, each right with chance a, brings 1 + a + … + a^G tokens. The length that brings the most tokens a
+second is taken; where drafts are useless that is 0, an ordinary step. Old measurements of a cost are believed less and
+less, so every length is tried again now and then, rarely if it is expensive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from .requests import Request
+
+FORGET_REQUEST = 0.9  # what an observation of a request keeps of those before it
+FORGET_ALL = 0.99  # and one of any request
+PRIOR = 4.0  # what all requests together count for in the chance of one, in observations
+NEWEST = 0.3  # what the last measurement of a cost counts
+AGEING = 0.005  # how much cheaper an old measurement is taken to be with each step: bounds what trying again costs
+WORTH = 1.02  # a draft must promise this much more than a step without
+
+
+@dataclass
+class Count:
+    """Right tokens of drafts, and tokens that were judged."""
+
+    right: float = 0.0
+    judged: float = 0.0
+
+    def add(self, right: int, judged: int, keep: float) -> None:
+        self.right, self.judged = self.right * keep + right, self.judged * keep + judged
+
+
+class Chances:
+    """How likely the next token of a draft is right: by kind of draft, for all requests and for each."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Count] = {}
+        self._own: WeakKeyDictionary[Request, dict[int, Count]] = WeakKeyDictionary()
+
+    def of(self, request: Request, kind: int) -> float:
+        every = self._all.get(kind, Count())
+        own = self._own.get(request, {}).get(kind, Count())
+        overall = (every.right + 1) / (every.judged + 2)
+        return (own.right + PRIOR * overall) / (own.judged + PRIOR)
+
+    def note(self, request: Request, kind: int, right: int, drafted: int) -> None:
+        """Of a draft, the first `right` tokens were: those behind the first wrong one say nothing."""
+        judged = min(right + 1, drafted)
+        self._all.setdefault(kind, Count()).add(right, judged, FORGET_ALL)
+        self._own.setdefault(request, {}).setdefault(kind, Count()).add(right, judged, FORGET_REQUEST)
+
+
+@dataclass
+class Cost:
+    seconds: float | None = None  # None after the first pass, which may have prepared something
+    at: int = 0
+
+
+@dataclass
+class Pace:
+    """Which of some lengths the next drafts should have."""
+
+    lengths: Sequence[int]
+    clock: Callable[[], float] = time.perf_counter
+    steps: int = 0
+    _costs: dict[tuple[int, int], Cost] = field(default_factory=dict)
+
+    def choose(self, rows: int, hopes: Sequence[tuple[float, int]]) -> int:
+        """The best length for rows that hope for a chance of right tokens, up to a number of them."""
+        cost = self._cost(rows, 0)
+        if cost is None or not any(chance > 0 and most > 0 for chance, most in hopes):
+            return 0
+        best, fastest = 0, WORTH * len(hopes) / cost
+        for length in self.lengths:
+            measured = self._cost(rows, length)
+            cost = cost if measured is None else measured  # as cheap as the next shorter until it is measured
+            tokens_a_second = sum(expected(chance, min(length, most)) for chance, most in hopes) / cost
+            if tokens_a_second > fastest:
+                best, fastest = length, tokens_a_second
+        return best
+
+    def note(self, rows: int, length: int, seconds: float) -> None:
+        """What a pass took."""
+        self.steps += 1
+        key = (bucket(rows), length)
+        if key not in self._costs:
+            self._costs[key] = Cost(None, self.steps)
+            return
+        cost = self._costs[key]
+        cost.seconds = seconds if cost.seconds is None else NEWEST * seconds + (1 - NEWEST) * cost.seconds
+        cost.at = self.steps
+
+    def _cost(self, rows: int, length: int) -> float | None:
+        cost = self._costs.get((bucket(rows), length))
+        if cost is None or cost.seconds is None:
+            return None
+        return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)
+
+
+def expected(chance: float, length: int) -> float:
+    """Tokens that a draft brings: 1 + a + … + a^length."""
+    return length + 1.0 if chance >= 1 else (1 - chance ** (length + 1)) / (1 - chance)
+
+
+def bucket(rows: int) -> int:
+    """The next power of two."""
+    return 1 << (rows - 1).bit_length()

@@ -1,0 +1,103 @@
+"""Speculation: drafts that all members verify in one pass, so that a pass brings several tokens instead of one.
+
+    engine = Engine(model, speculation=Speculation("lookup"))          # or "member:base"
+
+Exact at every batch size, greedy and sampled: see verification.py. Rows of a batch keep different numbers of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import EngineError
+from ..model import ComposedForCausalLM
+from .device import SlotState
+from .drafts import Alone, Drafter, Lookup, room
+from .pace import Chances, Pace
+from .requests import Request
+from .sampling import how
+from .steps import Steps
+from .verification import Verification
+
+Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Who drafts (`lookup`, or `member:NAME`), at most how many tokens, and whether as many as pay or always that."""
+
+    draft: str = "lookup"
+    longest: int = 8
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        kind, _, name = self.draft.partition(":")
+        if self.draft != "lookup" and not (kind == "member" and name):
+            raise EngineError(f"expected draft='lookup' or 'member:NAME'; got {self.draft!r}")
+        if not 1 <= self.longest <= 64:
+            raise EngineError(f"expected drafts of 1 to 64 tokens; got longest={self.longest}")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Powers of two, and the longest: few, since each may be compiled or captured for itself."""
+        return tuple(2**n for n in range(self.longest.bit_length()) if 2**n < self.longest) + (self.longest,)
+
+
+class Speculator:
+    """Decodes with drafts, for an engine."""
+
+    def __init__(self, wanted: Speculation, model: ComposedForCausalLM, state: SlotState, steps: Steps):
+        self.wanted, self.steps = wanted, steps
+        self.verification = Verification(state, wanted.longest)
+        name = wanted.draft.partition(":")[2]
+        self.drafter: Drafter = Alone(model, name, state) if name else Lookup()
+        self.chances, self.pace = Chances(), Pace(wanted.lengths)
+        self.passes = self.drafted = self.accepted = 0
+
+    def decode(self, running: Sequence[Request], rows: int) -> Written:
+        """One pass: at least one token for each request, and as many more as its draft had right."""
+        started = self.pace.clock()
+        kinds = [self.drafter.kind(request) for request in running]
+        length = self._length(running, rows, kinds)
+        written = self._verified(running, rows, length) if length else self._plain(running, rows)
+        self.pace.note(rows, length, self.pace.clock() - started)
+        self.passes += 1
+        for request, kind, tokens in zip(running, kinds, written[0], strict=True):
+            if kind is not None:
+                self._learn(request, kind, length, tokens)
+        return written
+
+    def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
+        able = [(r, kind) for r, kind in zip(running, kinds, strict=True) if kind is not None]
+        if self.wanted.adaptive:
+            hopes = [(self.chances.of(r, kind), room(r)) for r, kind in able]
+            return self.pace.choose(rows, hopes + [(0.0, 0)] * (len(running) - len(able)))
+        most = min(max((room(r) for r, _ in able), default=0), self.wanted.longest)
+        return next(n for n in (0, *self.wanted.lengths) if n >= most)
+
+    def _plain(self, running: Sequence[Request], rows: int) -> Written:
+        cells = max(len(r.prompt) + r.asked for r in running)
+        self.steps.decode(rows, cells, how(r.sampling for r in running))
+        tokens, logprobs = self.steps.fetch(_slots(running))()
+        return [[token] for token in tokens], [[logprob] for logprob in logprobs]
+
+    def _verified(self, running: Sequence[Request], rows: int, length: int) -> Written:
+        chosen_how = how(r.sampling for r in running)
+        cells = max(len(r.prompt) + r.asked for r in running) + length
+        self.drafter.write(self.verification, self.steps, running, rows, length, chosen_how)
+        self.steps.verify(self.verification, rows, length, cells, chosen_how)
+        return self.verification.fetch(_slots(running), length)
+
+    def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
+        drafted = min(length, room(request))
+        if drafted > 0:
+            right = len(tokens) - 1
+            self.drafted, self.accepted = self.drafted + drafted, self.accepted + right
+            self.chances.note(request, kind, right, drafted)
+        elif (first := self.drafter.first(request)) is not None:  # it would have been right or wrong all the same
+            self.chances.note(request, kind, int(first == tokens[0]), 1)
+
+
+def _slots(running: Sequence[Request]) -> list[int]:
+    return [request.slot for request in running if request.slot is not None]
