@@ -17,7 +17,6 @@ import torch
 from ..errors import EngineError, nearest
 from ..model import ComposedForCausalLM
 from ..rules import working_dtype
-from .device import SlotState
 from .groups import Group
 from .requests import Request
 from .sampling import choose, uniform
@@ -38,9 +37,7 @@ class Drafter(Protocol):
     def first(self, request: Request) -> int | None:
         """The first token of its draft, where that is known without work."""
 
-    def write(
-        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
-    ) -> None:
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
         """Drafts of up to `length` tokens for those that run in the first `rows` slots."""
 
 
@@ -75,7 +72,8 @@ class Text:
 class Lookup:
     """Drafts from the request's own prompt and what it has written."""
 
-    def __init__(self) -> None:
+    def __init__(self, into: Verification) -> None:
+        self.into = into
         self._texts: WeakKeyDictionary[Request, Text] = WeakKeyDictionary()
 
     def text(self, request: Request) -> Text:
@@ -94,9 +92,7 @@ class Lookup:
         size, start = text.match()
         return text.tokens[start] if size else None
 
-    def write(
-        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
-    ) -> None:
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
         draft_BG = torch.full((rows, length), -1)
         for request in running:
             text = self.text(request)
@@ -104,17 +100,17 @@ class Lookup:
             if size:
                 wanted = min(length, room(request))
                 draft_BG[request.slot, :wanted] = torch.tensor(text.follow(start, wanted), dtype=torch.long)
-        into.draft_SG[:rows, :length] = draft_BG.to(into.draft_SG.device)
+        self.into.draft_SG[:rows, :length] = draft_BG.to(self.into.draft_SG.device)
 
 
 class Alone:
     """One member drafts. Its keys and values of the drafts stay where they are: verification writes the same."""
 
-    def __init__(self, model: ComposedForCausalLM, name: str, state: SlotState):
+    def __init__(self, model: ComposedForCausalLM, name: str, into: Verification):
         if name not in model.members:
             raise EngineError(f"no member {name!r} to draft; {nearest(name, model.members)}")
-        self.state, self.place = state, list(model.members).index(name)
-        self.home = next(group for group in state.groups if self.place in group.members)
+        self.into, self.place = into, list(model.members).index(name)
+        self.home = next(group for group in into.state.groups if self.place in group.members)
         self.group = self.home
         if len(self.home.members) > 1:
             cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
@@ -126,19 +122,17 @@ class Alone:
     def first(self, request: Request) -> int | None:
         return None
 
-    def write(
-        self, into: Verification, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str
-    ) -> None:
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
         self._share_cache()
         room_B = torch.zeros(rows, dtype=torch.long)
         for request in running:
             room_B[request.slot] = room(request)
-        into.room_S[:rows] = room_B.to(into.room_S.device)
-        steps.draft(self, into, rows, length, max(len(r.prompt) + r.asked for r in running) + length, how)
+        self.into.room_S[:rows] = room_B.to(self.into.room_S.device)
+        steps.draft(self, rows, length, max(len(r.prompt) + r.asked for r in running) + length, how)
 
-    def draft(self, into: Verification, rows: int, length: int, cells: int, how: str) -> None:
+    def draft(self, rows: int, length: int, cells: int, how: str) -> None:
         """On the device: `length` steps of the member alone, each from the token before."""
-        state = self.state
+        into, state = self.into, self.into.state
         token_B, start_B = state.token_S[:rows], state.position_S[:rows]
         for step in range(length):
             real_B = (start_B >= 0) & (into.room_S[:rows] > step)

@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .device import SlotState, combine
 from .steps import Steps
+
+if TYPE_CHECKING:
+    from .drafts import Alone
+    from .verification import Verification
 
 SMALLEST_CELLS = 256
 
@@ -31,7 +35,7 @@ class GraphSteps(Steps):
     def __init__(self, state: SlotState, context: int, compiled: bool):
         super().__init__(state, context)
         self.lag = 1
-        self.graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
         if compiled:
             state.combine = partial(torch.compile(_own(combine), fullgraph=True, dynamic=False), state.rule)
@@ -44,14 +48,24 @@ class GraphSteps(Steps):
         self.state.prefill(slot_B, token_BT, position_BT, cells, how)
 
     def decode(self, rows: int, cells: int, how: str) -> None:
-        key = (self._rows(rows), self._cells(cells), how)
+        self._replay(self.state.decode, self._rows(rows), self._cells(cells), how)
+
+    def draft(self, member: Alone, rows: int, length: int, cells: int, how: str) -> None:
+        self._replay(member.draft, self._rows(rows), length, self._cells(cells), how)
+
+    def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
+        self._replay(drafts.verify, self._rows(rows), length, self._cells(cells), how)
+
+    def _replay(self, step: Callable[..., None], *given: Any) -> None:
+        """Run a step as the graph that it was captured as when it was first run so."""
+        key = (step.__name__, *given)
         if key not in self.graphs:
             began = time.monotonic()
-            self.graphs[key] = self._capture(*key)
+            self.graphs[key] = self._capture(step, *given)
             self.prepared_seconds += time.monotonic() - began
         self.graphs[key].replay()
 
-    def _capture(self, rows: int, cells: int, how: str) -> torch.cuda.CUDAGraph:
+    def _capture(self, step: Callable[..., None], *given: Any) -> torch.cuda.CUDAGraph:
         """A step as a graph. It is run before, to compile and choose what it needs; all that it changed is put back,
         except for cells of the caches, which the real step writes again."""
         before = [buffer.clone() for buffer in self.state.buffers]
@@ -59,13 +73,13 @@ class GraphSteps(Steps):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self.state.decode(rows, cells, how)
+                step(*given)
                 for buffer, old in zip(self.state.buffers, before, strict=True):
                     buffer.copy_(old)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self.state.decode(rows, cells, how)
+            step(*given)
         self.pool = self.pool or graph.pool()
         return graph
 

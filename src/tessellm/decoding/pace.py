@@ -18,7 +18,7 @@ FORGET_REQUEST = 0.9  # what an observation of a request keeps of those before i
 FORGET_ALL = 0.99  # and one of any request
 PRIOR = 4.0  # what all requests together count for in the chance of one, in observations
 NEWEST = 0.3  # what the last measurement of a cost counts
-AGEING = 0.005  # how much cheaper an old measurement is taken to be with each step: bounds what trying again costs
+AGEING = 0.003  # how much cheaper an old measurement is taken to be with each step: bounds what trying again costs
 WORTH = 1.02  # a draft must promise this much more than a step without
 
 
@@ -53,10 +53,12 @@ class Chances:
         self._own.setdefault(request, {}).setdefault(kind, Count()).add(right, judged, FORGET_REQUEST)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cost:
-    seconds: float | None = None  # None after the first pass, which may have prepared something
-    at: int = 0
+    """What passes of one kind took."""
+
+    seconds: float | None  # None after the first, which may have prepared something
+    at: int  # the step of the last one
 
 
 @dataclass
@@ -80,18 +82,18 @@ class Pace:
             tokens_a_second = sum(expected(chance, min(length, most)) for chance, most in hopes) / cost
             if tokens_a_second > fastest:
                 best, fastest = length, tokens_a_second
+            if measured is None:
+                break
         return best
 
     def note(self, rows: int, length: int, seconds: float) -> None:
         """What a pass took."""
         self.steps += 1
-        key = (bucket(rows), length)
+        key, before = (bucket(rows), length), self._cost(rows, length)
         if key not in self._costs:
             self._costs[key] = Cost(None, self.steps)
-            return
-        cost = self._costs[key]
-        cost.seconds = seconds if cost.seconds is None else NEWEST * seconds + (1 - NEWEST) * cost.seconds
-        cost.at = self.steps
+        else:
+            self._costs[key] = Cost(seconds if before is None else before + NEWEST * (seconds - before), self.steps)
 
     def _cost(self, rows: int, length: int) -> float | None:
         cost = self._costs.get((bucket(rows), length))

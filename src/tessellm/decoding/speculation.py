@@ -41,7 +41,7 @@ class Speculation:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Powers of two, and the longest: few, since each may be compiled or captured for itself."""
-        return tuple(2**n for n in range(self.longest.bit_length()) if 2**n < self.longest) + (self.longest,)
+        return (*(2**n for n in range(self.longest.bit_length()) if 2**n < self.longest), self.longest)
 
 
 class Speculator:
@@ -51,7 +51,7 @@ class Speculator:
         self.wanted, self.steps = wanted, steps
         self.verification = Verification(state, wanted.longest)
         name = wanted.draft.partition(":")[2]
-        self.drafter: Drafter = Alone(model, name, state) if name else Lookup()
+        self.drafter: Drafter = Alone(model, name, self.verification) if name else Lookup(self.verification)
         self.chances, self.pace = Chances(), Pace(wanted.lengths)
         self.passes = self.drafted = self.accepted = 0
 
@@ -85,7 +85,7 @@ class Speculator:
     def _verified(self, running: Sequence[Request], rows: int, length: int) -> Written:
         chosen_how = how(r.sampling for r in running)
         cells = max(len(r.prompt) + r.asked for r in running) + length
-        self.drafter.write(self.verification, self.steps, running, rows, length, chosen_how)
+        self.drafter.write(self.steps, running, rows, length, chosen_how)
         self.steps.verify(self.verification, rows, length, cells, chosen_how)
         return self.verification.fetch(_slots(running), length)
 

@@ -30,8 +30,8 @@ class Steps:
     def decode(self, rows: int, cells: int, how: str) -> None:
         self.state.decode(rows, self._cells(cells), how)
 
-    def draft(self, member: Alone, into: Verification, rows: int, length: int, cells: int, how: str) -> None:
-        member.draft(into, rows, length, self._cells(cells), how)
+    def draft(self, member: Alone, rows: int, length: int, cells: int, how: str) -> None:
+        member.draft(rows, length, self._cells(cells), how)
 
     def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
         drafts.verify(rows, length, self._cells(cells), how)

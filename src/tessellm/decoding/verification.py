@@ -15,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..rules import working_dtype
 from .device import SlotState
-from .groups import member_logprobs
+from .groups import member_logits
 from .sampling import choose, uniform
 
 
@@ -40,15 +41,15 @@ class Verification:
         token_BT = torch.cat([state.token_S[:rows, None], draft_BG.clamp_min(0)], 1)
         real_BT = torch.cat([start_B1 >= 0, draft_BG >= 0], 1).long().cumprod(1).bool()
         position_BT = torch.where(real_BT, start_B1 + index_T, -1)
-        logp_MBTV = member_logprobs(state.groups, token_BT, position_BT, rows, cells, width)
+        logits_M = member_logits(state.groups, token_BT, position_BT, rows, cells, width)
+        logp_MBTV = torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
         before = state.rule_state
         if before is not None:
             before = type(before)(*(buffer[:rows] for buffer in before))
         logp_BTV, _ = state.rule(logp_MBTV, token_BT, real_BT, before)
 
         chosen_BT = self._choose(logp_BTV, start_B1 + 1 + index_T, how)
-        right_BG = (chosen_BT[:, :-1] == token_BT[:, 1:]) & real_BT[:, 1:]
-        accepted_B1 = right_BG.long().cumprod(1).sum(1, keepdim=True)
+        accepted_B1 = self._accept((chosen_BT[:, :-1] == token_BT[:, 1:]) & real_BT[:, 1:])
         if before is not None:  # once more, without the drafts that fell: padding is never observed
             kept_BT = real_BT & (index_T <= accepted_B1)
             _, after = state.rule(logp_MBTV, token_BT, kept_BT, before)
@@ -70,6 +71,10 @@ class Verification:
         )
         noise = uniform(seed, position_BT.flatten())
         return choose(logp_BTV.flatten(0, 1), temperature, top_p, noise, how).view(rows, width)
+
+    def _accept(self, right_BG: Tensor) -> Tensor:
+        """How many tokens of each row's own draft stand: those before its first wrong one."""
+        return right_BG.long().cumprod(1).sum(1, keepdim=True)
 
     def fetch(self, slots: list[int], length: int) -> tuple[list[list[int]], list[list[float]]]:
         """What came to these slots, in one transfer: tokens and their log-probabilities."""

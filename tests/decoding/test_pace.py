@@ -1,0 +1,69 @@
+"""Drafts are as long as pays: long where they are right, none where they are not, and tried again at a bounded cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tessellm.decoding.pace import Chances, Pace, bucket, expected
+from tessellm.decoding.requests import Request
+from tessellm.decoding.sampling import Sampling
+
+LENGTHS = (1, 2, 4, 8)
+
+
+def settle(chance: float, slope: float, steps: int = 400, rows: int = 4) -> tuple[list[int], float]:
+    """Lengths chosen where a pass over a draft of G tokens costs 1 + slope · G, and what the passes cost in all."""
+    pace, chosen, total = Pace(LENGTHS), [], 0.0
+    for _ in range(steps):
+        length = pace.choose(rows, [(chance, 100)] * rows)
+        cost = 1 + slope * length
+        pace.note(rows, length, cost)
+        chosen.append(length)
+        total += cost
+    return chosen, total
+
+
+@pytest.mark.parametrize(("chance", "slope", "best"), [(0.95, 0.02, 8), (0.7, 0.2, 2), (0.5, 0.3, 1), (0.02, 0.2, 0)])
+def test_settles_on_the_length_that_brings_most_tokens_a_second(chance: float, slope: float, best: int) -> None:
+    chosen, cost = settle(chance, slope)
+    rates = {n: expected(chance, n) / (1 + slope * n) for n in (0, *LENGTHS)}
+    assert max(rates, key=lambda n: rates[n]) == best == Counter(chosen).most_common(1)[0][0]
+    assert sum(expected(chance, n) for n in chosen) / cost > 0.95 * rates[best]
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.5, 3.0])
+def test_a_useless_drafter_costs_next_to_nothing(slope: float) -> None:
+    _, total = settle(1e-3, slope, steps=1000)
+    assert total < 1.04 * 1000
+
+
+def test_a_slow_moment_is_not_held_against_a_length_for_ever() -> None:
+    pace = Pace((4,))
+    for length in (0, 0, 4, 4):
+        pace.note(1, length, 20.0 if length else 1.0)
+    assert pace.choose(1, [(0.9, 9)]) == 0
+    chosen = []
+    for _ in range(800):
+        chosen.append(pace.choose(1, [(0.9, 9)]))
+        pace.note(1, chosen[-1], 1.2 if chosen[-1] else 1.0)
+    assert chosen[-1] == 4
+    assert chosen[-50:].count(4) > 45
+
+
+def test_chances_follow_the_request_and_begin_with_what_others_had() -> None:
+    chances = Chances()
+    lucky, unlucky, new = (Request([1], Sampling()) for _ in range(3))
+    for _ in range(20):
+        chances.note(lucky, 0, right=4, drafted=4)
+        chances.note(unlucky, 0, right=0, drafted=4)
+    assert chances.of(unlucky, 0) < 0.25 < chances.of(new, 0) < 0.9 < chances.of(lucky, 0)
+    assert chances.of(new, 1) == 0.5  # of another kind, nothing is known
+
+
+def test_expected_tokens_and_buckets() -> None:
+    assert expected(1.0, 3) == 4
+    assert expected(0.0, 3) == 1
+    assert expected(0.5, 2) == 1.75
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]

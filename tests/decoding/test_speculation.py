@@ -1,0 +1,244 @@
+"""Speculation changes how fast a text comes, never which text: at any batch size, greedy and sampled."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessellm
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.requests import Request
+from tessellm.decoding.sampling import Sampling, uniform
+from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.verification import Verification
+from tessellm.errors import EngineError
+
+from conftest import build_model, perturbed
+from decoding_cases import KINDS, composition, prompts
+from test_generate import chi_square_p_value
+
+ALWAYS = {"adaptive": False}
+
+
+def agreeing(apart: float = 0.002, **settings: Any) -> Any:
+    """Members so alike that one alone is mostly, but not always, right."""
+    base = build_model("llama")
+    return tessellm.compose(base, {f"e{i}": perturbed(base, i, apart) for i in range(2)}, **settings)
+
+
+def texts(requests: Sequence[Request]) -> list[list[int]]:
+    return [request.tokens for request in requests]
+
+
+def greedy(count: int) -> list[Sampling]:
+    return [Sampling(max_new_tokens=3 + 2 * i) for i in range(count)]
+
+
+def warm(count: int) -> list[Sampling]:
+    return [Sampling(3 + 2 * i, (0.0, 0.7, 1.0)[i % 3], (1.0, 0.9)[i % 2], seed=i) for i in range(count)]
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: Path) -> None:
+    model = composition(kind, tmp_path, rule=rule)
+    stacked = rule == "product"
+    asked, given = [*greedy(8), *warm(8)], prompts(16, 70)
+    expected = Engine(model, slots=16, stacked=stacked).generate(given, asked)
+    expert = list(model.members)[-1]
+    for slots, draft in ((1, "lookup"), (4, f"member:{expert}"), (16, "lookup"), (16, "member:base")):
+        engine = Engine(model, slots=slots, stacked=stacked, speculation=Speculation(draft, 5, **ALWAYS))
+        found = engine.generate(given, asked)
+        assert texts(found) == texts(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert one.finish_reason == other.finish_reason
+            torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+def test_rows_keep_different_numbers_of_tokens(rule: str) -> None:
+    model, given = agreeing(rule=rule), prompts(16, 60)
+    for asked in (greedy(16), warm(16)):
+        expected = Engine(model, slots=16).generate(given, asked)
+        for slots, adaptive in ((1, False), (4, True), (16, False)):
+            engine = Engine(model, slots=slots, speculation=Speculation("member:base", adaptive=adaptive))
+            assert texts(engine.generate(given, asked)) == texts(expected)
+            assert engine.speculator is not None
+            assert 0.3 < engine.speculator.accepted / engine.speculator.drafted < 0.99
+
+
+def test_one_count_for_all_rows_would_be_caught() -> None:
+    """The usual mistake at batch > 1: what one row accepts is taken for all of them."""
+
+    class Shared(Verification):
+        def _accept(self, right_BG: Tensor) -> Tensor:
+            return super()._accept(right_BG).amax(0, keepdim=True).expand(len(right_BG), 1)
+
+    model, given, asked = agreeing(), prompts(8, 60), greedy(8)
+    expected = texts(Engine(model, slots=8).generate(given, asked))
+    engine = Engine(model, slots=8, speculation=Speculation("member:base", **ALWAYS))
+    assert texts(engine.generate(given, asked)) == expected
+    replace_verification(engine, Shared)
+    assert texts(engine.generate(given, asked)) != expected
+
+
+def test_an_end_inside_a_draft_ends_the_text_and_frees_the_slot() -> None:
+    model, given = agreeing(rule="product"), prompts(6, 40)
+    asked = Sampling(max_new_tokens=30)
+    free_running = texts(Engine(model, slots=4).generate(given, Sampling(max_new_tokens=8, ignore_end=True)))
+    ends = frozenset(text[7] for text in free_running)
+    plain, engine = (Engine(model, slots=4, speculation=s) for s in (None, Speculation("member:base", 8, **ALWAYS)))
+    plain.ends = engine.ends = ends
+    expected, found = plain.generate(given, asked), engine.generate(given, asked)
+    assert texts(found) == texts(expected)
+    assert all(r.finish_reason == "stop" and r.tokens[-1] in ends and not ends & {*r.tokens[:-1]} for r in found)
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > sum(len(r.tokens) - 1 for r in found)  # some of them lay behind an end
+    longer = [[*r.prompt, *r.tokens[:-1], *range(4, 60)] for r in found]  # begin as the slots' caches do
+    fresh = Engine(model, slots=1)
+    fresh.ends, fresh.prefixes.shared = ends, lambda prompt, slot: 0  # type: ignore[method-assign]
+    asked = Sampling(max_new_tokens=12)
+    assert texts(engine.generate(longer, asked)) == texts(fresh.generate(longer, asked))
+    assert engine.prefixes.reused_tokens > 0
+
+
+def test_never_more_tokens_than_asked_for() -> None:
+    model, given = agreeing(), prompts(14, 40)
+    whole = texts(Engine(model, slots=8).generate(given, Sampling(max_new_tokens=14, ignore_end=True)))
+    asked = [Sampling(max_new_tokens=1 + i, ignore_end=True) for i in range(14)]
+    for draft in ("lookup", "member:e1"):
+        found = Engine(model, slots=8, speculation=Speculation(draft, 8, **ALWAYS)).generate(given, asked)
+        assert texts(found) == [text[: 1 + i] for i, text in enumerate(whole)]
+        assert all(r.finish_reason == "length" and len(r.logprobs) == len(r.tokens) for r in found)
+
+
+def test_a_draft_never_runs_past_the_context() -> None:
+    model, given = agreeing(), prompts(3, 20)
+    length = max(map(len, given)) + 10
+    asked = Sampling(max_new_tokens=10, ignore_end=True)
+    engine = Engine(model, slots=3, context=length, speculation=Speculation("member:base", 8, **ALWAYS))
+    assert texts(engine.generate(given, asked)) == texts(Engine(model, slots=3).generate(given, asked))
+
+
+def test_cancel_in_the_middle_leaves_the_others_alone() -> None:
+    model, given = agreeing(), prompts(6, 40)
+    asked = Sampling(max_new_tokens=24, ignore_end=True)
+    expected = texts(Engine(model, slots=4).generate(given, asked))
+    engine = Engine(model, slots=4, speculation=Speculation("member:base", 4, **ALWAYS))
+    requests = [engine.submit(prompt, asked) for prompt in given]
+    for _ in range(2):
+        engine.step()
+    gone = requests[1]
+    assert 0 < len(gone.tokens) < 24
+    engine.cancel(gone)
+    kept = list(gone.tokens)
+    while engine.busy:
+        assert len(arrived := engine.step()) == len({*arrived})
+    assert gone.finish_reason == "cancelled"
+    assert gone.tokens == kept == expected[1][: len(kept)]
+    assert [r.tokens for r in requests if r is not gone] == [t for i, t in enumerate(expected) if i != 1]
+
+
+def replace_verification(engine: Engine, kind: type[Verification]) -> None:
+    speculator = engine.speculator
+    assert speculator is not None
+    speculator.verification = kind(engine.state, speculator.wanted.longest)
+    speculator.drafter.into = speculator.verification  # type: ignore[attr-defined]
+
+
+class Biased(Verification):
+    """Rejection sampling as it is often written: a fallen draft gives way to a draw from p, not from p without it."""
+
+    def _choose(self, logp_BTV: Tensor, position_BT: Tensor, how: str) -> Tensor:
+        chosen_BT = super()._choose(logp_BTV, position_BT, how)
+        draft_BG = self.draft_SG[: len(chosen_BT), : chosen_BT.shape[1] - 1]
+        share_BG = logp_BTV[:, :-1].gather(-1, draft_BG.clamp_min(0)[..., None])[..., 0].exp()
+        coin_BG = uniform(self.state.seed_S[: len(chosen_BT), None] + 10**6, position_BT[:, :-1])
+        taken_BG = (draft_BG >= 0) & (coin_BG < share_BG)
+        return torch.cat([torch.where(taken_BG, draft_BG, chosen_BT[:, :-1]), chosen_BT[:, -1:]], 1)
+
+
+def tiny() -> Any:
+    """Four tokens, no ends: all texts can be counted."""
+    small = {"vocab_size": 4, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    base = build_model("llama", eos_token_id=None, pad_token_id=None, bos_token_id=None, **small)
+    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+
+
+def p_value(model: Any, engine: Engine, prompt: list[int], length: int, draws: int) -> float:
+    """Of the texts drawn, given the probability of every text by model.py."""
+    every = list(itertools.product(range(4), repeat=length))
+    rows = torch.tensor([[*prompt, *text] for text in every])
+    with torch.no_grad():
+        logp_NTV = model(rows, use_cache=False).logits[:, len(prompt) - 1 : -1]
+    chance_N = logp_NTV.gather(-1, rows[:, len(prompt) :, None])[..., 0].sum(1).double().exp()
+    assert abs(float(chance_N.sum()) - 1) < 1e-5
+    asked = [Sampling(max_new_tokens=length, temperature=1.0, seed=seed) for seed in range(draws)]
+    drawn = Counter(tuple(r.tokens) for r in engine.generate([prompt] * draws, asked))
+    return chi_square_p_value(torch.tensor([float(drawn[text]) for text in every]), chance_N.float())
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base"])
+def test_sampled_texts_have_the_composed_distribution(draft: str) -> None:
+    model, prompt = tiny(), [0, 1, 2, 3, 0, 1, 2]
+    engine = Engine(model, slots=8, speculation=Speculation(draft, 2, **ALWAYS))
+    assert p_value(model, engine, prompt, 3, 1000) > 1e-3
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > 100
+    if draft == "lookup":  # a member's draft is drawn with the text's own noise, so little of the bias would show
+        replace_verification(engine, Biased)
+        assert p_value(model, engine, prompt, 3, 1000) < 1e-9
+
+
+class Priced:
+    """A clock that passes move: one for a step, and so much more for each token that is drafted or verified with it."""
+
+    def __init__(self, engine: Engine, drafting: float, verifying: float):
+        self.now, steps = 0.0, engine.steps
+        self._charge(steps, "decode", lambda *given: 1.0)
+        self._charge(steps, "draft", lambda *given: drafting * given[2])
+        self._charge(steps, "verify", lambda *given: 1 + verifying * given[2])
+        engine.speculator.pace.clock = lambda: self.now  # type: ignore[union-attr]
+
+    def _charge(self, steps: Any, name: str, price: Any) -> None:
+        inner = getattr(steps, name)
+
+        def charged(*given: Any) -> None:
+            self.now += price(*given)
+            inner(*given)
+
+        setattr(steps, name, charged)
+
+
+def cost_a_token(model: Any, draft: str, tokens: int = 100) -> float:
+    engine = Engine(model, slots=4, speculation=Speculation(draft))
+    clock = Priced(engine, drafting=0.3, verifying=0.1)
+    engine.generate(prompts(4, 20), Sampling(max_new_tokens=tokens, ignore_end=True))
+    return clock.now / tokens
+
+
+def test_a_useless_drafter_is_left_alone() -> None:
+    base = build_model("llama")
+    strangers = tessellm.compose(base, {"a": build_model("llama", 5), "b": build_model("llama", 6)}, rule="product")
+    assert cost_a_token(strangers, "member:a") < 1.12
+
+
+def test_a_good_drafter_is_used() -> None:
+    assert cost_a_token(agreeing(1e-5), "member:base") < 0.7
+
+
+def test_refuses_what_it_cannot_draft_with() -> None:
+    with pytest.raises(EngineError, match="'lookup' or 'member:NAME'"):
+        Speculation("members")
+    with pytest.raises(EngineError, match="1 to 64"):
+        Speculation(longest=0)
+    with pytest.raises(EngineError, match="no member 'e' to draft; did you mean 'e1'"):
+        Engine(agreeing(), speculation=Speculation("member:e"))
+    assert Speculation(longest=6).lengths == (1, 2, 4, 6)
