@@ -13,15 +13,25 @@ RESAMPLES = 2000
 def correlation(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, float]:
     """Pearson with its 95 % interval over pairs drawn anew, and Spearman with its own."""
     pairs = torch.tensor([list(first), list(second)], dtype=torch.float64)
-    ranks = torch.stack([_ranks(row) for row in pairs])
     drawn = torch.randint(pairs.shape[1], (RESAMPLES, pairs.shape[1]), generator=torch.Generator().manual_seed(seed))
     low, high = _interval(_pearson(pairs[:, drawn]))
-    again = torch.stack([torch.stack([_ranks(row) for row in sample]) for sample in pairs[:, drawn].unbind(1)], 1)
-    rank_low, rank_high = _interval(_pearson(again))
+    ranked = [_pearson(ranks(pairs[:, part])) for part in drawn.split(100)]
+    rank_low, rank_high = _interval(torch.cat(ranked))
     return {
-        "pearson": _pearson(pairs).item(), "low": low, "high": high, "spearman": _pearson(ranks).item(),
+        "pearson": _pearson(pairs).item(), "low": low, "high": high, "spearman": spearman(first, second),
         "spearman_low": rank_low, "spearman_high": rank_high,
     }  # fmt: skip
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    return _pearson(ranks(torch.tensor([list(first), list(second)], dtype=torch.float64))).item()
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 0 along the last axis; equal values share their mean rank."""
+    below = (values[..., :, None] > values[..., None, :]).sum(-1)
+    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
+    return below + (equal - 1).double() / 2
 
 
 def _pearson(pairs: Tensor) -> Tensor:
@@ -29,13 +39,6 @@ def _pearson(pairs: Tensor) -> Tensor:
     centred = pairs - pairs.mean(-1, keepdim=True)
     first, second = centred
     return (first * second).sum(-1) / (first.square().sum(-1) * second.square().sum(-1)).sqrt()
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 0; equal values share their mean rank."""
-    below = (values[:, None] > values[None]).sum(1)
-    equal = (values[:, None] == values[None]).sum(1)
-    return below + (equal - 1) / 2
 
 
 def _interval(values: Tensor) -> tuple[float, float]:

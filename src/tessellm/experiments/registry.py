@@ -69,6 +69,12 @@ EXPERIMENTS = {
         "scale.experiment", "one network on many combinations: when it masters those it never saw", in_all=False
     ),
     "neurons": Experiment("neurons.experiment", "weights built from the teacher: how many neurons the tasks need"),
+    "bridge": Experiment(
+        "bridge.experiment", "one model trained on more combinations, or experts that saw none, composed", in_all=False
+    ),
+    "images": Experiment(
+        "images.experiment", "pictures of known parts: do layers announce the combinations that fail?", in_all=False
+    ),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 

@@ -1,0 +1,263 @@
+"""`reproduce bridge`: one model trained on a growing share of combinations against experts that saw none, composed.
+
+Both have the same shape and the same training compute: a single model's updates see as many rows as the base's and all
+experts' together. The share of held-out combinations that come out wholly right is drawn against the share of
+combinations that the single model trained on; the experts' composition is a line, since they train on none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...files import write_text
+from ..claims import Claim, Result
+from ..correlation import correlation
+from ..intervals import share
+from ..panels import COLOURS, caption, panels, save
+from ..skills import chains
+from ..skills.experiment import default_rule
+from ..skills.members import Recipe, gold_rows, oracle, train_members, wrong
+from ..stacked import Params, Shape, initialise, logits, select, train
+from .combinations import ChainTable, Split, gold, split
+from .knowledge import ROWS, decodability
+
+HELD_OUT = 0.25
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained, and on what."""
+
+    recipe: Recipe
+    shares: tuple[float, ...]
+    seeds: int
+    rows: int  # a length's test texts
+    device: str
+    model_rows: int  # an update of the single models
+    first_minutes: float = float("inf")  # experts that took longer leave the single models for the next call
+
+    @property
+    def model_updates(self) -> int:
+        """Updates of a single model that see as many rows as the base and all experts do."""
+        recipe = self.recipe
+        experts = len(recipe.skills) * recipe.expert_updates * recipe.expert_rows
+        return (recipe.base_updates * recipe.base_rows + experts) // self.model_rows
+
+
+def size_of(name: str) -> Size:
+    if name == "cpu":
+        recipe = Recipe(
+            Shape(chains.VOCABULARY, 64, 2, 2), regimes=("aligned",), skills=(1, 2, 4, 6), steps=2,
+            base_updates=400, base_rows=32, base_rate=3e-3, expert_updates=1000, expert_rows=24, expert_rate=2e-3,
+        )  # fmt: skip
+        return Size(recipe, (0.0, 0.25, 0.5, 0.75), 1, 240, "cpu", 32)
+    recipe = Recipe(
+        Shape(chains.VOCABULARY, 256, 4, 4), regimes=("aligned", "clean"), steps=3, dtype=torch.bfloat16, compiled=True
+    )
+    return Size(recipe, (0.0, 0.1, 0.25, 0.5, 0.75), 3, 1024, "cuda", 256, first_minutes=4.0)
+
+
+def lengths_of(size: Size) -> range:
+    return range(2, size.recipe.steps + 1)
+
+
+def score_experts(size: Size, seeds: list[int], splits: list[Split], log: Log) -> list[dict[str, Any]]:
+    """The composition of all experts on held-out combinations, by seed, regime and length; its members' knowledge."""
+    members = train_members(size.recipe, seeds, size.device, log)
+    cells: list[dict[str, Any]] = []
+    for number, seed in enumerate(seeds):
+        for regime in size.recipe.regimes:
+            params = members.of(regime, number)
+            for length in lengths_of(size):
+                generator = torch.Generator(device=size.device).manual_seed(31 * seed + length)
+                held = [chain for chain in splits[number].held_out if len(chain) == length]
+                prompts = gold(held, size.recipe.skills, size.rows, generator)
+                rows = gold_rows(params, size.recipe, prompts)
+                right_B = ~wrong(default_rule(rows, prompts.tokens_BT), prompts).any(1)
+                best_B = ~wrong(oracle(rows, prompts), prompts).any(1)
+                cells.append(
+                    {"seed": seed, "regime": regime, "length": length, "composed": share(int(right_B.sum()), size.rows),
+                     "oracle": share(int(best_B.sum()), size.rows),
+                     "by_chain": {str(c): right_B[n :: len(held)].float().mean().item() for n, c in enumerate(held)}}
+                )  # fmt: skip
+            generator = torch.Generator(device=size.device).manual_seed(97 * seed)
+            every = [chain for chain in (*splits[number].held_out, *splits[number].trainable) if len(chain) == 2]
+            prompts = gold(every, size.recipe.skills, ROWS, generator)
+            knows = [
+                decodability(params, size.recipe.shape, 1 + k, prompts, 1 + k) for k in range(len(size.recipe.skills))
+            ]
+            cells[-1]["decodability"] = knows
+            log(f"seed {seed}, {regime}: composed {cells[-1]['composed']['share']:.2f} of length {cells[-1]['length']}")
+    return cells
+
+
+def score_models(size: Size, seeds: list[int], splits: list[Split], log: Log) -> list[dict[str, Any]]:
+    """Single models on the same held-out combinations, by seed, share trained on and length."""
+    generator = torch.Generator(device=size.device).manual_seed(1000 + seeds[0])
+    seen = [splits[number].seen(part) for number in range(len(seeds)) for part in size.shares]
+    table = ChainTable(seen, size.recipe.skills, size.recipe.steps, size.device)
+    params = train(
+        initialise(size.recipe.shape, len(seen), generator), size.recipe.shape,
+        lambda: table.batch(size.model_rows, generator), size.model_updates, size.recipe.base_rate,
+        lambda step, loss: log(f"single models, update {step + 1}: mean loss {loss.mean():.2g}"),
+        size.recipe.compiled, size.recipe.dtype,
+    )  # fmt: skip
+    cells: list[dict[str, Any]] = []
+    for index in range(len(seen)):
+        number, part = divmod(index, len(size.shares))
+        for length in lengths_of(size):
+            cells.append(_score_model(size, params, index, seeds[number], splits[number], length))
+            cells[-1] |= {"share": size.shares[part], "combinations": len(seen[index])}
+        trained = select(params, [index])
+        every = [chain for chain in (*splits[number].held_out, *splits[number].trainable) if len(chain) == 2]
+        prompts = gold(every, size.recipe.skills, ROWS, torch.Generator(device=size.device).manual_seed(97))
+        cells[-1]["decodability"] = decodability(trained, size.recipe.shape, 0, prompts)
+        log(f"seed {seeds[number]}, share {size.shares[part]}: {cells[-1]['right']['share']:.2f}")
+    return cells
+
+
+@torch.no_grad()
+def _score_model(size: Size, params: Params, index: int, seed: int, parts: Split, length: int) -> dict[str, Any]:
+    generator = torch.Generator(device=size.device).manual_seed(31 * seed + length)
+    prompts = gold([c for c in parts.held_out if len(c) == length], size.recipe.skills, size.rows, generator)
+    logp = logits(select(params, [index]), size.recipe.shape, prompts.tokens_BT[None])[0]
+    right = int((~wrong(logp, prompts).any(1)).sum())
+    return {"seed": seed, "length": length, "right": share(right, size.rows)}
+
+
+def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
+    """Train and measure both; `bridge.json` and `bridge.png`. At full size the experts' cells are kept in between."""
+    began = time.monotonic()
+    setting = size_of(size)
+    seeds = [seed + number for number in range(setting.seeds)]
+    splits = [split(setting.recipe.skills, setting.recipe.steps, HELD_OUT, s) for s in seeds]
+    folder = out / "bridge-state"
+    experts = _kept(folder / "experts.json", seeds) or score_experts(setting, seeds, splits, log)
+    models = []
+    if size == "full":
+        write_text(folder / "experts.json", json.dumps({"seeds": seeds, "cells": experts}))
+    if time.monotonic() - began < 60 * setting.first_minutes:
+        models = score_models(setting, seeds, splits, log)
+    else:
+        log("the single models are left for the next call: run the same command again")
+    claims = [Claim("finished", "single models trained too", bool(models), "true", bool(models))]
+    claims += claims_of(experts, models) if models else []
+    figures = [draw(experts, models, out)] if models else []
+    tables = {"experts": experts, "models": models, "updates": {"single": setting.model_updates}}
+    return Result("bridge", claims, seed, size, time.monotonic() - began, figures, tables)
+
+
+def _kept(path: Path, seeds: list[int]) -> list[dict[str, Any]] | None:
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["cells"] if content["seeds"] == seeds else None
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def composed_at(experts: list[dict[str, Any]], length: int, regime: str) -> float:
+    return mean([c["composed"]["share"] for c in experts if c["length"] == length and c["regime"] == regime])
+
+
+def curve(models: list[dict[str, Any]], length: int) -> list[tuple[float, float]]:
+    """Share of combinations trained on, and the mean share of held-out ones right."""
+    parts = sorted({c["share"] for c in models})
+    return [
+        (s, mean([c["right"]["share"] for c in models if c["share"] == s and c["length"] == length])) for s in parts
+    ]
+
+
+def crossing(points: list[tuple[float, float]], level: float) -> float | None:
+    """The share at which the single model reaches the level, between points in a straight line; None: never."""
+    if points[0][1] >= level:
+        return points[0][0]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y1 >= level:
+            return round(x0 + (x1 - x0) * (level - y0) / (y1 - y0), 3)
+    return None
+
+
+def claims_of(experts: list[dict[str, Any]], models: list[dict[str, Any]]) -> list[Claim]:
+    """Where the curves cross, and what decodability has to do with it. Measurements: the answer is not known before."""
+    claims = []
+    for length in sorted({c["length"] for c in models}):
+        points = curve(models, length)
+        shown = ", ".join(f"{s:g}: {right:.3f}" for s, right in points)
+        claims.append(Claim(f"single-{length}", f"chains of {length}: held-out right by share trained on", shown))
+        for regime in sorted({c["regime"] for c in experts}):
+            level = composed_at(experts, length, regime)
+            text = f"chains of {length}, {regime} experts composed: held-out combinations right"
+            claims.append(Claim(f"composed-{regime}-{length}", text, round(level, 4)))
+            at = crossing(points, level)
+            text = f"chains of {length}: share of combinations at which one model draws level ({regime} experts)"
+            claims.append(Claim(f"crossing-{regime}-{length}", text, "never" if at is None else at))
+    longest = [c for c in models if "decodability" in c]
+    if len(longest) >= 4:
+        found = correlation([c["right"]["share"] for c in longest], [c["decodability"]["score"] for c in longest])
+        text = (
+            f"single models ({len(longest)}): correlation of held-out right and decodability of the skill that is due"
+        )
+        claims.append(Claim("decodability-models", text, [round(found[k], 3) for k in ("pearson", "low", "high")]))
+    pairs = by_pair(experts)
+    if len(pairs) >= 4 and len({right for right, _ in pairs}) > 1:
+        found = correlation([right for right, _ in pairs], [knows for _, knows in pairs])
+        text = f"experts ({len(pairs)} pairs): correlation of composed right and the weaker expert's decodability"
+        claims.append(Claim("decodability-experts", text, [round(found[k], 3) for k in ("pearson", "low", "high")]))
+    return claims
+
+
+def by_pair(experts: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """For every held-out pair of skills: share composed right, and how well the weaker of both knows its turn."""
+    knows = {(c["seed"], c["regime"]): c["decodability"] for c in experts if "decodability" in c}
+    skills = sorted(
+        {s for c in experts for chain in c["by_chain"] for s in json.loads(chain.replace("(", "[").replace(")", "]"))}
+    )
+    pairs = []
+    for cell in experts:
+        if cell["length"] == 2:
+            for chain, right in cell["by_chain"].items():
+                both = json.loads(chain.replace("(", "[").replace(")", "]"))
+                scores = [knows[cell["seed"], cell["regime"]][skills.index(s)]["score"] for s in both]
+                pairs.append((right, min(scores)))
+    return pairs
+
+
+def draw(experts: list[dict[str, Any]], models: list[dict[str, Any]], out: Path) -> str:
+    lengths = sorted({c["length"] for c in models})
+    figure, axes = panels(len(lengths) + 1)
+    for ax, length in zip(axes, lengths, strict=False):
+        cells = [c for c in models if c["length"] == length]
+        ax.scatter([c["share"] for c in cells], [c["right"]["share"] for c in cells], s=14, color=COLOURS[1], alpha=0.6)
+        ax.plot(*zip(*curve(models, length), strict=True), color=COLOURS[1], label="one model")
+        for number, regime in enumerate(sorted({c["regime"] for c in experts})):
+            shares = [c["composed"]["share"] for c in experts if c["length"] == length and c["regime"] == regime]
+            colour = COLOURS[(0, 2)[number % 2]]
+            ax.axhline(mean(shares), color=colour, label=f"composed experts ({regime})")
+            ax.axhspan(min(shares), max(shares), color=colour, alpha=0.12)
+        ax.set_ylim(-0.02, 1.02)
+        ax.legend(fontsize=7)
+        caption(ax, f"Chains of {length}", "share of combinations trained on", "held-out combinations right")
+    known = [c for c in models if "decodability" in c]
+    axes[-1].scatter(
+        [c["decodability"]["score"] for c in known],
+        [c["right"]["share"] for c in known],
+        color=COLOURS[1],
+        label="one model",
+    )
+    pairs = by_pair(experts)
+    axes[-1].scatter([k for _, k in pairs], [r for r, _ in pairs], s=12, color=COLOURS[0], label="pair of experts")
+    axes[-1].legend(fontsize=7)
+    caption(axes[-1], "What the layers know", "decodability of whose turn it is", "held-out combinations right")
+    return save(figure, out, "bridge")

@@ -1,0 +1,114 @@
+"""Combinations held out are held out, compute is equal, and both roads are judged by the same texts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tessellm.experiments.bridge import experiment
+from tessellm.experiments.bridge.combinations import ChainTable, combinations, gold, split
+from tessellm.experiments.bridge.knowledge import due_skill
+from tessellm.experiments.skills import chains
+from tessellm.experiments.skills.members import oracle, wrong
+
+SKILLS = (1, 2, 4, 6)
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_combinations_are_ordered_and_nothing_follows_itself() -> None:
+    assert len(combinations(SKILLS, 2)) == 12
+    assert len(combinations(chains.ALL_SKILLS, 3)) == 8 * 7 * 7
+    parts = split(SKILLS, 3, 0.25, 0)
+    assert not set(parts.held_out) & set(parts.trainable)
+    assert len(parts.held_out) + len(parts.trainable) == 12 + 36
+    assert parts.seen(0.0) == []
+    assert set(parts.seen(0.25)) < set(parts.seen(0.5)) < set(parts.seen(0.75))
+    assert {len(chain) for chain in parts.held_out} == {2, 3}
+
+
+def test_models_train_on_their_share_alone_and_on_right_answers() -> None:
+    parts = split(SKILLS, 2, 0.25, 0)
+    seen = [parts.seen(0.0), parts.seen(0.5)]
+    table = ChainTable(seen, SKILLS, 2, "cpu")
+    inputs, targets, mask = table.batch(300, drawn())
+    for model, allowed in enumerate(seen):
+        found = set()
+        for row in inputs[model].tolist():
+            length = row.index(chains.COLON)
+            found.add(tuple(token - chains.FIRST_INSTRUCTION for token in row[:length]))
+        assert {chain for chain in found if len(set(chain)) > 1} == set(allowed)
+        assert {chain for chain in found if len(set(chain)) == 1} == {(s,) * n for s in SKILLS for n in (1, 2)}
+    row, chain_length = inputs[1, 0].tolist(), inputs[1, 0].tolist().index(chains.COLON)
+    text = torch.tensor(row[chain_length + 1 : chain_length + 7])
+    first = chains.transforms(text)[row[0] - chains.FIRST_INSTRUCTION].tolist()
+    assert row[chain_length + 8 : chain_length + 14] == first
+    assert targets[1, 0, chain_length + 6] == chains.MARKER
+    assert mask[1, 0, chain_length + 6] == 1
+    assert mask[1, 0, : chain_length + 5].sum() == 0
+
+
+def test_gold_texts_are_the_chains_asked_for_and_have_owners() -> None:
+    chosen = [(1, 4), (6, 2)]
+    prompts = gold(chosen, SKILLS, 6, drawn())
+    for number, row in enumerate(prompts.tokens_BT.tolist()):
+        skills = chosen[number % 2]
+        assert [token - chains.FIRST_INSTRUCTION for token in row[:2]] == list(skills)
+        text = torch.tensor(row[3:9])
+        for step, skill in enumerate(skills):
+            text = chains.transforms(text)[skill]
+            assert row[10 + 7 * step : 16 + 7 * step] == text.tolist()
+            owners = prompts.owner_BT[number, 10 + 7 * step : 16 + 7 * step].tolist()
+            assert owners == [1 + SKILLS.index(skill)] * 6
+    rows, positions, due = due_skill(prompts, 2)
+    assert {row[position] for row, position in zip(rows, positions, strict=True)} == {chains.MARKER}
+    assert due.tolist() == [1 + SKILLS.index(chosen[n % 2][1]) for n in range(6)]
+    knowing = torch.zeros(5, 6, prompts.tokens_BT.shape[1], chains.VOCABULARY)
+    following = prompts.tokens_BT.roll(-1, 1)
+    for member in range(5):
+        mine = (prompts.owner_BT.roll(-1, 1) == member)[..., None]
+        knowing[member] = 9 * mine * torch.nn.functional.one_hot(following, chains.VOCABULARY)
+    assert not wrong(oracle(knowing.log_softmax(-1), prompts), prompts).any()
+
+
+@pytest.mark.parametrize("size", ["cpu", "full"])
+def test_both_roads_see_as_many_rows(size: str) -> None:
+    setting = experiment.size_of(size)
+    recipe = setting.recipe
+    theirs = recipe.base_updates * recipe.base_rows + len(recipe.skills) * recipe.expert_updates * recipe.expert_rows
+    assert 0 <= theirs - setting.model_updates * setting.model_rows < setting.model_rows
+
+
+def test_crossings() -> None:
+    points = [(0.0, 0.1), (0.5, 0.5), (0.75, 0.9)]
+    assert experiment.crossing(points, 0.3) == 0.25
+    assert experiment.crossing(points, 0.05) == 0.0
+    assert experiment.crossing(points, 0.95) is None
+
+
+def test_the_experiment_runs_at_a_toy_size_and_keeps_the_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = experiment.size_of("cpu")
+    shape = dataclasses.replace(real.recipe.shape, width=16, layers=1)
+    recipe = dataclasses.replace(real.recipe, shape=shape, base_updates=2, base_rows=2, expert_updates=2, expert_rows=2)
+    toy = dataclasses.replace(real, recipe=recipe, shares=(0.0, 0.5), seeds=2, rows=12, model_rows=4)
+    monkeypatch.setattr(experiment, "size_of", lambda name: toy)
+    monkeypatch.setattr(experiment, "ROWS", 48)
+    result = experiment.run(0, tmp_path, "full", log=lambda text: None)
+    content = result.write(tmp_path)
+    ids = {claim["id"] for claim in content["claims"]}
+    assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2", "decodability-models"} <= ids
+    assert (tmp_path / "bridge.png").is_file()
+    hurried = dataclasses.replace(toy, first_minutes=0.0)
+    monkeypatch.setattr(experiment, "size_of", lambda name: hurried)
+    monkeypatch.setattr(experiment, "score_experts", None)  # not called: what it made is kept
+    said: list[str] = []
+    again = experiment.run(0, tmp_path, "full", log=said.append)
+    assert not again.holds
+    assert "run the same command again" in said[-1]
