@@ -53,19 +53,19 @@ def test_splits_hold_every_part_and_nest_by_seed() -> None:
 
 
 def test_a_model_learns_its_combinations_and_is_alone_in_its_stack() -> None:
-    flow = Flow(128, 2, updates=500, rows=64, rate=2e-3)
+    flow = Flow(128, 2, updates=900, rows=64)
     trained = torch.tensor([0, 30, 77, 140])
     params = flow.train([trained, torch.tensor([5, 60, 99, 120])], 0, "cpu")
     pictures, hidden = flow.sample(params, trained.repeat(8).expand(2, -1), drawn())
     right = [(scenes.judge(pictures[n]) == trained.repeat(8)).float().mean().item() for n in range(2)]
-    assert right[0] > 0.8
-    assert right[1] < 0.5  # the other model never saw these
+    assert right[0] > 0.7
+    assert right[1] < 0.4  # the other model never saw these
     assert hidden.shape == (2, 32, 128)
 
 
 def test_the_probe_reads_what_is_there_and_not_what_is_not() -> None:
-    fit_on = torch.arange(144)[::9].repeat(12)
-    test_on = torch.arange(144)[4::9].repeat(3)
+    order = torch.randperm(144, generator=drawn(7))
+    fit_on, test_on = order[:40].repeat(6), order[40:].repeat(2)
     mix = torch.randn(sum(scenes.SIZES), 40, generator=drawn())
 
     def features(on: torch.Tensor, seed: int) -> torch.Tensor:

@@ -21,6 +21,8 @@ from ...diagnose.labelled import Labelled
 from ...diagnose.probe import SHUFFLES, Decodability, Labels, check_enough, decode, group_numbers
 from ...errors import MemberError, require
 
+DENOISERS = ("unet", "transformer")
+
 
 def probe_pipeline(
     pipe: Any,
@@ -69,11 +71,16 @@ def pipeline_features(
         for name, runs in outputs.items():
             if not runs:
                 raise MemberError(f"layer {name!r} was not run while drawing; choose another")
-            chosen = runs[min(int(at * len(runs)), len(runs) - 1)]
+            chosen = runs[_which_run(name, at, len(runs))]
             found[name].append(_with_prompt(chosen, len(batch), name))
         if progress is not None:
             progress(len(batch))
     return {name: torch.cat(rows) for name, rows in found.items()}
+
+
+def _which_run(name: str, at: float, runs: int) -> int:
+    """Denoisers run once a step; a text encoder reads the prompts first and what to avoid after that."""
+    return min(int(at * runs), runs - 1) if name.split(".")[0] in DENOISERS else 0
 
 
 def _over_space(output_BX: Tensor) -> Tensor:
