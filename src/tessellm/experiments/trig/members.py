@@ -2,8 +2,10 @@
 
 Every member reads the same texts: proofs that need no identity or a single one, of training skeletons. At each word it
 learns what *its* prover would write next there, also after a line that another's identity made. So all members agree
-with the base where they are not asked, and none has seen a problem that needs two identities. One target in a hundred
-is any word (label smoothing), so that members agree about what nobody means, too.
+with the base where they are not asked, and none has seen a problem that needs two identities. In some texts a pair of
+another identity stands by from the left side to the goal; whoever knows that one, the model of all included, does not
+learn from such a text. One target in a hundred is any word (label smoothing), so that members agree about what nobody
+means, too.
 
     S seeds   E members, all seeds'   B texts   T words   V vocabulary
 """
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..stacked import Params, Shape, initialise, select, train
-from .problems import NAMES, VOCABULARY, Prover, random_problem
+from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
 
 PROVERS = (Prover(frozenset()), *(Prover(frozenset([name])) for name in NAMES), Prover(frozenset(NAMES)))
@@ -32,6 +34,7 @@ PADDING, NOTHING = len(VOCABULARY), -1
 LENGTH = 160
 SHAPE = Shape(vocabulary=len(VOCABULARY) + 1, width=160, layers=4, heads=5, context=320)
 SMOOTHING = 0.01
+BYSTANDERS = 0.35  # the share of texts with one
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
 KEPT = Path(__file__).with_name("members.safetensors")
 CHUNK = 2000  # texts that one process makes at a time
@@ -74,12 +77,19 @@ def texts_of(count: int, seed: str) -> tuple[Tensor, Tensor]:
     labels = torch.full((len(PROVERS), count, LENGTH), NOTHING, dtype=torch.int8)
     made = 0
     while made < count:
-        proof = random_problem(rng.choice(SINGLE_KINDS), rng, test=False)
+        standing = None
+        if rng.random() < BYSTANDERS:
+            needed, standing = rng.sample(NAMES, 2)
+            proof = bystander_problem(needed, standing, rng)
+        else:
+            proof = random_problem(rng.choice(SINGLE_KINDS), rng, test=False)
         words, start = [*proof.prompt, *proof.continuation], len(proof.prompt) - 1
         if len(words) > LENGTH:
             continue
         texts[made, : len(words)] = torch.tensor(encode(words))
         for member, prover in enumerate(PROVERS):
+            if standing in prover.known:
+                continue
             labels[member, made, start : len(words) - 1] = torch.tensor(encode(said(prover, proof)))
         made += 1
     return texts, labels

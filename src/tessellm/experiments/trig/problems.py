@@ -34,6 +34,21 @@ def random_problem(needs: frozenset[str], rng: random.Random, test: bool) -> Pro
             return proof
 
 
+def bystander_problem(needed: str, bystander: str, rng: random.Random) -> Proof:
+    """A training problem that needs one identity; a pair of another stands in it from the left side to the goal."""
+    while True:
+        chunks = [*_chunks(frozenset([needed]), rng), _pair(bystander, rng)]
+        rng.shuffle(chunks)
+        left = marked(Sum(tuple(term for chunk in chunks for term in chunk)))
+        if is_test(left) or not _small(left):
+            continue
+        proof, idle = prove(left, frozenset([needed])), prove(left, frozenset())
+        if proof is None or len(proof.lines) < 2 or not all(map(_small, proof.lines)):
+            continue
+        if set(redexes(proof.right)) == {bystander} and (idle is None or idle.right != proof.right):
+            return proof
+
+
 def is_test(left: Sum) -> bool:
     return hashlib.sha256(skeleton(left).encode()).digest()[0] % TEST_SHARE == 0
 
