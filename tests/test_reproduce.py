@@ -67,3 +67,34 @@ def test_wrong_names_and_sizes_are_refused(cli, tmp_path):
     listed = cli("reproduce", "--list")
     assert listed.code == 0
     assert all(name in listed.out for name in registry.EXPERIMENTS)
+
+
+def test_all_runs_the_marked_ones_and_writes_one_page(cli, tmp_path, monkeypatch):
+    import tessellm.experiments.letters.experiment as letters
+    import tessellm.experiments.trig.experiment as trig
+
+    monkeypatch.setattr(letters, "run", lambda seed, out, size, log: (log("heard"), made(out))[1])
+    monkeypatch.setattr(trig, "run", lambda seed, out, size, log: made(out, "trig"))
+    few = {name: registry.EXPERIMENTS[name] for name in ("letters", "trig", "skills")}
+    monkeypatch.setattr(registry, "EXPERIMENTS", few)
+    ran = cli("reproduce", "--all", "--out", tmp_path)
+    assert ran.code == 0
+    assert "heard" in ran.err
+    assert "trig (2 of 2)" in ran.err
+    assert "skills" not in ran.out
+    text = (tmp_path / "index.html").read_text()
+    assert text.count("<section") == 2
+    assert "App. C.1" in text
+    assert "http" not in text  # nothing is fetched
+
+
+def test_claims_wrap_at_the_width_of_the_screen(cli, tmp_path, monkeypatch):
+    import tessellm.experiments.letters.experiment as experiment
+
+    claim = Claim("long", "a statement that goes on " * 8, 0.123456789, "≥ 0.1", True)
+    monkeypatch.setattr(experiment, "run", lambda *given: Result("letters", [claim], 0, "cpu", 1.0))
+    monkeypatch.setattr("tessellm.commands.shared.out._width", 80)
+    lines = cli("reproduce", "letters", "--out", tmp_path).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("  holds ")
+    assert "0.1235 (target ≥ 0.1)" in " ".join(line.strip() for line in lines)
