@@ -21,7 +21,7 @@ from ...files import write_text
 from ..claims import Claim, Result
 from ..correlation import correlation
 from ..intervals import share
-from ..panels import COLOURS, caption, panels, save
+from ..panels import COLOURS, caption, drawn, panels, save
 from ..skills import chains
 from ..skills.experiment import default_rule
 from ..skills.members import Recipe, gold_rows, oracle, train_members, wrong
@@ -151,7 +151,7 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
         log("the single models are left for the next call: run the same command again")
     claims = [Claim("finished", "single models trained too", bool(models), "true", bool(models))]
     claims += claims_of(experts, models) if models else []
-    figures = [draw(experts, models, out)] if models else []
+    figures = drawn(lambda: draw(experts, models, out)) if models else []
     tables = {"experts": experts, "models": models, "updates": {"single": setting.model_updates}}
     return Result("bridge", claims, seed, size, time.monotonic() - began, figures, tables)
 

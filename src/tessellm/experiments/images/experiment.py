@@ -19,7 +19,7 @@ from torch import Tensor
 from ...diagnose.decoders import logistic
 from ..claims import Claim, Result
 from ..correlation import correlation, spearman
-from ..panels import COLOURS, caption, panels, save
+from ..panels import COLOURS, caption, drawn, panels, save
 from . import scenes
 from .flow import Flow
 
@@ -123,7 +123,7 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
         for (share, own), row in zip(named, made, strict=True):
             rows.append({"width": flow.width, "held_out": share, "seed": own, **row})
             log(f"width {flow.width}, {share:.0%} held out: {row['right']:.2f} right, {row['read']:.2f} read off")
-    figures = [draw(rows, out)]
+    figures = drawn(lambda: draw(rows, out))
     return Result("images", claims_of(rows), seed, size, time.monotonic() - began, figures, {"models": rows})
 
 

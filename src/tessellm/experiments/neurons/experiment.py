@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..claims import Claim, Result
-from ..panels import COLOURS, caption, panels, save
+from ..panels import COLOURS, caption, drawn, panels, save
 from ..scale.tasks import all_masks, latents
 from ..scale.teacher import Hyperteacher
 from .construction import Network, Teacher, approximate, exact_binary
@@ -92,7 +92,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
         smallest = min(each["adversarial"] for each in cells[-len(PIECES) :])
         log(f"M = {modules}: down to an error of {smallest:.2g}")
     exact = [exact_cell(modules, seed, count) for modules in MODULES]
-    figures = [draw(cells, exact, out)]
+    figures = drawn(lambda: draw(cells, exact, out))
     tables = {"approximate": cells, "exact": exact}
     return Result("neurons", claims_of(cells, exact), seed, size, time.monotonic() - began, figures, tables)
 

@@ -16,6 +16,7 @@ import torch
 
 from ..claims import Claim, Result
 from ..correlation import correlation
+from ..panels import drawn
 from .figure import draw
 from .stacks import stacks
 from .stages import train_stacks
@@ -39,7 +40,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
         _remove(folder)
     rows = [row for part in done.values() for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]
-    figures = [draw(rows, out)] if len(done) == len(wanted) else []
+    figures = drawn(lambda: draw(rows, out)) if len(done) == len(wanted) else []
     return Result("scale", claims, seed, size, time.monotonic() - began, figures, {"runs": rows})
 
 
