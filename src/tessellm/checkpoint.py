@@ -145,11 +145,11 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     loading = make_loading(options)
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
-    config = config or _read_config(folder)
-    specs = {entry["name"]: _member_spec(entry, folder, loading) for entry in config.members}
+    config = config or read_config(folder)
+    specs = {entry["name"]: saved_member(entry, folder, loading) for entry in config.members}
     members = load_members(place(specs, device_map), loading)
-    tensors = _read_own_tensors(folder)
-    alignments = {name: _alignment(tensors, name, config.vocab_size) for name in specs}
+    tensors = read_own_tensors(folder)
+    alignments = {name: saved_alignment(tensors, name, config.vocab_size) for name in specs}
     ends = {entry["name"]: tuple(entry["end_ids"]) for entry in config.members}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
@@ -163,7 +163,7 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     return model
 
 
-def _read_config(folder: Path) -> ComposedConfig:
+def read_config(folder: Path) -> ComposedConfig:
     file = folder / "config.json"
     if is_composition(folder):
         return ComposedConfig.from_pretrained(folder)
@@ -270,18 +270,18 @@ def _own_tensors(model: ComposedForCausalLM) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_own_tensors(folder: Path) -> dict[str, Tensor]:
+def read_own_tensors(folder: Path) -> dict[str, Tensor]:
     problem = sources.safetensors_problem(folder / "model.safetensors")
     if problem:
         raise CheckpointError(f"{folder / 'model.safetensors'} {problem}. Compose again")
     return load_file(folder / "model.safetensors")
 
 
-def _alignment(tensors: Mapping[str, Tensor], name: str, size: int) -> Alignment:
+def saved_alignment(tensors: Mapping[str, Tensor], name: str, size: int) -> Alignment:
     return Alignment(tensors.get(f"vocabulary.{name}.member_id"), size, tensors.get(f"vocabulary.{name}.silent"))
 
 
-def _member_spec(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
+def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
     """Where a member of a saved composition is; refused if it is gone or no longer what it was."""
     name, source = entry["name"], entry.get("source")
     if not source:

@@ -24,6 +24,13 @@ from .termination import Terminated
 from .vocabulary import Alignment
 
 
+def complete_rule(plain: Rule, weights: Sequence[float], ends: Sequence[Sequence[int]], termination: str) -> Rule:
+    """A rule as it runs: over weighted experts, with its policy for stopping. `ends`: each member's end tokens."""
+    stops = tuple(tuple(ids) for ids in ends)
+    stopping = termination != "rule" and any(stops)
+    return with_weights(Terminated(plain, stops, termination) if stopping else plain, weights)
+
+
 @dataclass
 class ComposedOutput(CausalLMOutputWithPast):
     """`logits` are composed log-probabilities; `member_logprobs`, if asked for, are logp_MBTV."""
@@ -83,10 +90,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
             raise MemberError(f"expected {len(self.members) - 1} finite weights, one an expert; got {numbers}")
         if termination is None:
             termination = self.config.termination if rule is None else default_termination(plain.name)
-        ends = tuple(tuple(member.get("end_ids", ())) for member in self.config.members)
-        stopping = termination != "rule" and any(ends)
-        complete = Terminated(plain, ends, termination) if stopping else plain
-        self.rule, self._plain_rule = with_weights(complete, numbers), plain
+        ends = [member.get("end_ids", ()) for member in self.config.members]
+        self.rule, self._plain_rule = complete_rule(plain, numbers, ends, termination), plain
         self.config.rule, self.config.termination = describe_rule(plain), termination
         for member, number in zip(self.config.members[1:], numbers, strict=True):
             member["weight"] = number

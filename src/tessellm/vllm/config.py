@@ -1,0 +1,168 @@
+"""What vLLM must know of a composition before it starts, and what of vLLM a composition cannot use.
+
+Runs in the process that the user started, before any worker is: whatever is wrong is said there, at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from .. import model as reference
+from ..checkpoint import read_own_tensors, saved_alignment, saved_member
+from ..errors import MemberError, RecipeError, VocabularyError
+from ..members import Loading
+from ..rules import RULES, Rule, plain_rule
+from ..sources import Source, check_files, find
+from .versions import check_version
+
+logger = logging.getLogger("vllm.tessellm")
+
+
+class ComposedConfig(reference.ComposedConfig):
+    """A composition's config with the sizes that vLLM asks of a model: sums over the members, or the least."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        place = kwargs.get("name_or_path") or config_dict.get("_name_or_path", "")
+        folder = composition_folder(place, kwargs.get("revision"))
+        returned = super().from_dict(config_dict, **kwargs)
+        config = returned[0] if isinstance(returned, tuple) else returned
+        set_sizes(config, folder)
+        return returned
+
+
+AutoModelForCausalLM.register(ComposedConfig, reference.ComposedForCausalLM, exist_ok=True)
+
+
+def composition_folder(place: str | Path, revision: str | None = None) -> Path:
+    """The composition's folder on this machine."""
+    if Path(place).is_dir():
+        return Path(place).resolve()
+    return find(place, "the composition", revision, nested=True).directory
+
+
+def set_sizes(config: reference.ComposedConfig, folder: Path) -> None:
+    """Look at every member, refuse what cannot be served, and note the sizes."""
+    import vllm
+
+    warning = check_version(vllm.__version__)
+    if warning:
+        logger.warning(warning)
+    places = member_sources(config, folder)
+    configs = member_configs(config, places)
+    check_vocabulary(config, configs, folder)
+    make_rule(config)
+    texts = [member.get_text_config(decoder=True) for member in configs.values()]
+    heads = [text.num_attention_heads for text in texts]
+    config.folder = str(folder)
+    config.hidden_size = sum(text.hidden_size for text in texts)
+    config.num_hidden_layers = sum(text.num_hidden_layers for text in texts)
+    config.num_attention_heads = math.gcd(*heads)
+    config.num_key_value_heads = min(
+        getattr(text, "num_key_value_heads", None) or text.num_attention_heads for text in texts
+    )
+    config.head_dim = max(
+        getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads for text in texts
+    )
+
+
+def member_sources(config: reference.ComposedConfig, folder: Path) -> dict[str, Source]:
+    """Where every member's files are, after a look at each; missing, changed and damaged ones are refused."""
+    places = {}
+    for entry in config.members:
+        name = entry["name"]
+        spec = saved_member(entry, folder, Loading())
+        if spec.quantization is not None:
+            raise MemberError(
+                f"member {name!r} was composed with quantization {spec.quantization}, which transformers applies when "
+                "it loads; vLLM does not. Compose it without, or serve with --quantization fp8"
+            )
+        places[name] = find(str(spec.source), f"member {name!r}", spec.revision)
+        check_files(places[name].directory, f"member {name!r}")
+    return places
+
+
+def member_configs(config: reference.ComposedConfig, places: Mapping[str, Source]) -> dict[str, PreTrainedConfig]:
+    """Every member's own config; an adapter's is its base's."""
+    from vllm import ModelRegistry
+
+    known, configs = set(ModelRegistry.get_supported_archs()), {}
+    for entry in config.members:
+        name = entry["name"]
+        owner = "base" if places[name].is_adapter else name
+        member = AutoConfig.from_pretrained(places[owner].directory)
+        names = list(member.architectures or [])
+        if not known.intersection(names):
+            raise MemberError(f"member {name!r}: vLLM has no model of architecture {', '.join(names) or 'unknown'}")
+        if getattr(member, "quantization_config", None) is not None:
+            raise MemberError(
+                f"member {name!r}: {places[owner].directory} holds quantized weights, which the vLLM plugin does not "
+                "read inside a composition. Use a checkpoint in bfloat16 or float16"
+            )
+        configs[name] = member
+    return configs
+
+
+def check_vocabulary(
+    config: reference.ComposedConfig, configs: Mapping[str, PreTrainedConfig], folder: Path
+) -> None:
+    """Every composed id must have a row at every member; the maps were made when the members were composed."""
+    tensors = read_own_tensors(folder)
+    for name, member in configs.items():
+        rows = member.get_text_config(decoder=True).vocab_size
+        id_V = saved_alignment(tensors, name, config.vocab_size).member_id_V
+        needed = config.vocab_size if id_V is None else int(id_V.max()) + 1
+        if rows < needed:
+            raise VocabularyError(
+                f"member {name!r} has {rows} token rows, but the composition was made with at least {needed}: the "
+                "member or its config.json was exchanged. Compose again"
+            )
+
+
+def make_rule(config: reference.ComposedConfig) -> Rule:
+    """The rule as it runs, or a refusal that names those that can be served."""
+    name = config.rule["name"]
+    if name not in RULES:
+        raise RecipeError(f"the rule {name!r} cannot be served by vLLM. Known: {', '.join(RULES)}")
+    plain, _ = plain_rule(config.rule)
+    ends = [member["end_ids"] for member in config.members]
+    return reference.complete_rule(plain, config.weights, ends, config.termination)
+
+
+class Limits:
+    """What vLLM is asked for with a composition, checked when all of its options are known."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: Any) -> None:
+        if model_config.enable_prompt_embeds:
+            raise RecipeError("a composition reads token ids: its members have embeddings of their own. "
+                              "Leave out --enable-prompt-embeds")
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        if vllm_config.speculative_config is not None:
+            raise RecipeError(
+                "a composition cannot be drafted for in vLLM: speculative decoding there verifies one model's hidden "
+                "states. Leave out --speculative-config"
+            )
+        if vllm_config.lora_config is not None:
+            raise RecipeError(
+                "vLLM's own LoRA requests address one model, and a composition is several. Leave out --enable-lora, "
+                "and compose the adapter as an expert"
+            )
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            raise RecipeError("a composition cannot use --decode-context-parallel-size; use tensor parallelism")
+        if make_rule(vllm_config.model_config.hf_config).window and not vllm_config.use_v2_model_runner:
+            raise RecipeError(
+                f"the rule {vllm_config.model_config.hf_config.rule['name']!r} has state, which needs vLLM's model "
+                "runner V2. Unset VLLM_USE_V2_MODEL_RUNNER, or compose with a rule without state, such as product"
+            )
+        scheduler = vllm_config.scheduler_config
+        if scheduler.disable_hybrid_kv_cache_manager is None:
+            scheduler.disable_hybrid_kv_cache_manager = True  # members' caches differ in shape

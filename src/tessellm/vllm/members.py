@@ -1,0 +1,153 @@
+"""One inner vLLM model a full member; adapters of the base are rows of the base's own batch.
+
+An adapter needs its base's weights and a key-value cache of its own. So the base runs once on the tokens of all of
+them, one member's rows below the other's: every weight is read once, each attention layer hands each member's rows to
+an attention layer of that member, and each adapted linear layer adds each member's delta to its rows (lora.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from vllm.compilation.backends import set_model_tag
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+from vllm.model_executor.models.utils import init_vllm_registered_model
+from vllm.transformers_utils.config import get_hf_text_config
+
+from ..errors import MemberError
+from ..members import Loading, MemberSpec, load_member
+from ..sources import Source
+from .lora import Adapter, attach, fits
+
+
+def inner_config(outer: Any, hf_config: PreTrainedConfig, name: str) -> Any:
+    """vLLM's configuration for one member. The caches and the compilation context stay the outer model's."""
+    inner = outer.with_hf_config(hf_config)
+    model_config = inner.model_config
+    model_config.hf_text_config = text = get_hf_text_config(hf_config)
+    model_config.model_arch_config = model_config.get_model_arch_config()
+    inner.cache_config = copy.copy(outer.cache_config)
+    kinds = getattr(text, "layer_types", None)
+    everywhere = kinds is None or all(kind == "sliding_attention" for kind in kinds)
+    inner.cache_config.sliding_window = getattr(text, "sliding_window", None) if everywhere else None
+    inner.compilation_config = outer.compilation_config
+    # Two members of one shape must not share a compiled graph: it names one member's layers. This enters its key.
+    inner.additional_config = {**outer.additional_config, "tessellm_member": name}
+    return inner
+
+
+class Member(nn.Module):
+    """One inner model and the members that run in it: a full member alone, or the base and its adapters."""
+
+    def __init__(self, outer: Any, hf_config: PreTrainedConfig, name: str, adapters: Mapping[str, Adapter]):
+        super().__init__()
+        self.names = [name, *adapters]
+        self.hidden_size: int = get_hf_text_config(hf_config).hidden_size
+        self.model = build(outer, hf_config, name, self.names)
+        self.adapters = dict(adapters)
+        if adapters:
+            twins = [self._attention_of(build(outer, hf_config, each, self.names, meta=True)) for each in adapters]
+            for path, attention in self._attention_of(self.model).items():
+                parent, _, leaf = path.rpartition(".")
+                layers = [attention, *(twin[path] for twin in twins)]
+                setattr(self.model.get_submodule(parent), leaf, RowsAttention(layers))
+
+    @staticmethod
+    def _attention_of(model: nn.Module) -> dict[str, Attention]:
+        return {path: layer for path, layer in model.named_modules() if isinstance(layer, Attention)}
+
+    def forward(self, ids_M: Sequence[Tensor], positions: Tensor) -> list[Tensor]:
+        """Every member's hidden states [T, H]."""
+        if len(self.names) == 1:
+            return [self.model(ids_M[0], positions)]
+        rows = self.model(torch.cat(list(ids_M)), positions.repeat(len(self.names)))
+        return list(rows.chunk(len(self.names)))
+
+    def logits(self, hidden_M: Sequence[Tensor]) -> list[Tensor] | None:
+        """Every member's logits over its own vocabulary; None on ranks that do not gather them."""
+        rows = hidden_M[0] if len(hidden_M) == 1 else torch.cat(list(hidden_M))
+        logits = self.model.compute_logits(rows)
+        return None if logits is None else list(logits.chunk(len(hidden_M)))
+
+    def load(self, files: Iterable[Path]) -> set[str]:
+        """Load the weights; returns the names of the parameters that got one."""
+        names = [str(file) for file in files]
+        loaded = self.model.load_weights(safetensors_weights_iterator(names, use_tqdm_on_load=False))
+        missing = sorted(name for name, _ in self.model.named_parameters() if name not in loaded)
+        if missing:
+            raise MemberError(
+                f"member {self.names[0]!r}: {Path(names[0]).parent} lacks {len(missing)} tensors of a "
+                f"{type(self.model).__name__}, first {missing[0]}"
+            )
+        if self.adapters:
+            attach(self.model, [None, *self.adapters.values()])
+        return {name for name, _ in self.named_parameters()}
+
+
+def build(outer: Any, hf_config: PreTrainedConfig, name: str, together: Sequence[str], meta: bool = False) -> Any:
+    """An inner model whose layers are named after the member. On "meta" it costs no memory."""
+    config = inner_config(outer, hf_config, "+".join(together))
+    device = torch.device("meta") if meta else torch.get_default_device()
+    with set_model_tag(name), device:
+        return init_vllm_registered_model(vllm_config=config, prefix=name)
+
+
+class RowsAttention(nn.Module):
+    """Attention over the rows of several members, each in a cache of its own."""
+
+    def __init__(self, layers: Sequence[Attention]):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        for layer in layers[1:]:
+            _take_tensors(layer, layers[0])
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        parts = [tensor.chunk(len(self.layers)) for tensor in (query, key, value)]
+        return torch.cat([layer(*rows, **options) for layer, *rows in zip(self.layers, *parts, strict=True)])
+
+
+def _take_tensors(layer: nn.Module, twin: nn.Module) -> None:
+    """Give a layer that was built on "meta" its twin's tensors: scales and the like."""
+    for name, module in layer.named_modules():
+        real = twin.get_submodule(name)
+        for holder in (module._buffers, module._parameters, module.__dict__):
+            for key, tensor in holder.items():
+                if isinstance(tensor, Tensor) and tensor.is_meta:
+                    holder[key] = getattr(real, key)
+    for key, tensor in vars(layer.impl).items():
+        if isinstance(tensor, Tensor) and tensor.is_meta:
+            setattr(layer.impl, key, getattr(twin.impl, key))
+
+
+def shareable(outer: Any, hf_config: PreTrainedConfig, adapters: Iterable[Adapter]) -> dict[str, Adapter]:
+    """The adapters that can be rows of their base's batch: LoRA of its linear layers, where attention is all that
+    looks across rows."""
+    adapters = list(adapters)
+    if not adapters:
+        return {}
+    probe = copy.copy(outer)
+    probe.compilation_config = copy.deepcopy(outer.compilation_config)  # keeps the probe's layers out of the engine
+    model = build(probe, hf_config, "probe", ["probe"], meta=True)
+    if any(type(layer) is not Attention for layer in model.modules() if isinstance(layer, AttentionLayerBase)):
+        return {}
+    return {adapter.name: adapter for adapter in adapters if fits(model, adapter)}
+
+
+def merged_checkpoint(places: Mapping[str, Source], name: str, dtype: torch.dtype) -> tempfile.TemporaryDirectory:
+    """A full checkpoint of an adapter that cannot share its base, merged by PEFT; it lives as long as it is held."""
+    loading = Loading(dtype=dtype)
+    base = load_member("base", MemberSpec(places["base"].directory), None, loading)
+    member = load_member(name, MemberSpec(places[name].directory, any_base=True), base, loading)
+    model = vars(member.model)["_peft_model"].merge_and_unload() if member.is_adapter else member.model
+    folder = tempfile.TemporaryDirectory(prefix="tessellm-merged-")
+    model.save_pretrained(folder.name)
+    return folder

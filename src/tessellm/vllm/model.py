@@ -1,0 +1,114 @@
+"""A composition as one vLLM model: members, vocabulary, rule. Held to `tessellm.model`, the slow reference.
+
+All members read the same tokens at the same positions; each attention layer keeps a paged cache of its own. The hidden
+states of all members, side by side, are what vLLM carries from `forward` to `compute_logits`, where they become the
+members' log-probabilities and the rule combines those.
+
+Shapes: M members (0 is the base), N rows, V composed vocabulary, H hidden sizes of all members together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint import read_own_tensors, saved_alignment
+from ..rules import working_dtype
+from ..sources import weight_files
+from .config import composition_folder, logger, make_rule, member_configs, member_sources
+from .lora import Adapter, read_adapter
+from .members import Member, merged_checkpoint, shareable
+
+
+class ComposedForCausalLM(nn.Module):
+    """What vLLM loads where a config names this architecture."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        self.dtype = vllm_config.model_config.dtype
+        folder = composition_folder(self.config.folder)
+        self.places = member_sources(self.config, folder)
+        self.rule = make_rule(self.config)
+        tensors, names = read_own_tensors(folder), self.config.member_names
+        self.alignments = {name: saved_alignment(tensors, name, self.config.vocab_size) for name in names}
+        configs = member_configs(self.config, self.places)
+        shared = shareable(vllm_config, configs["base"], self._plain_adapters())
+        own = [name for name in names if name not in shared]
+        self.inner = nn.ModuleDict(
+            {name: Member(vllm_config, configs[name], name, shared if name == "base" else {}) for name in own}
+        )
+        order = [name for member in self.members for name in member.names]
+        self.order_M = [order.index(name) for name in names]  # adapters run with the base, before full experts
+
+    @property
+    def members(self) -> list[Any]:
+        return list(self.inner.values())
+
+    def _plain_adapters(self) -> list[Adapter]:
+        """Adapters that change nothing of the base's own tensors."""
+        names = [entry["name"] for entry in self.config.members if entry["kind"] == "adapter"]
+        found = [read_adapter(self.places[name], name) for name in names]
+        return [adapter for adapter in found if adapter is not None]
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """The base's embeddings; vLLM asks every language model for this."""
+        embedded: Tensor = self.members[0].model.embed_input_ids(input_ids)
+        return embedded
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """The hidden states of all members, side by side: [tokens, H]."""
+        hidden: list[Tensor] = []
+        for member in self.members:
+            ids_M = [self.alignments[name].to_member(input_ids) for name in member.names]
+            hidden += member(ids_M, positions)
+        return torch.cat(hidden, -1)
+
+    def member_logprobs(self, hidden_NH: Tensor) -> Tensor | None:
+        """logp_MNV over the composed vocabulary; None on ranks that do not gather logits."""
+        sizes = [member.hidden_size for member in self.members for _ in member.names]
+        parts = iter(hidden_NH.split(sizes, -1))
+        rows: list[Tensor] = []
+        for member in self.members:
+            logits_M = member.logits([next(parts) for _ in member.names])
+            if logits_M is None:
+                continue
+            for name, logits_NS in zip(member.names, logits_M, strict=True):
+                logits_NV = self.alignments[name].to_composed(logits_NS)
+                rows.append(logits_NV.to(working_dtype(logits_NV)).log_softmax(-1))
+        return torch.stack([rows[at] for at in self.order_M]) if rows else None
+
+    def compute_logits(self, hidden_NH: Tensor) -> Tensor | None:
+        """The composed log-probabilities of every row: [N, V]."""
+        logp_MNV = self.member_logprobs(hidden_NH)
+        if logp_MNV is None:
+            return None
+        tokens_N1 = torch.zeros(len(hidden_NH), 1, dtype=torch.long, device=hidden_NH.device)
+        logp_N1V, _ = self.rule(logp_MNV[:, :, None], tokens_N1, torch.ones_like(tokens_N1, dtype=torch.bool), None)
+        return logp_N1V[:, 0]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load every member from its own folder. The composition's own tensors were read when it was made."""
+        loaded = set()
+        for name, member in self.inner.items():
+            place = self.places[name]
+            if place.is_adapter:
+                logger.warning(
+                    "%s: the adapter is more than LoRA of linear layers, so it was merged into a full model", name
+                )
+                with merged_checkpoint(self.places, name, self.dtype) as folder:
+                    done = member.load(weight_files(Path(folder)))
+            else:
+                done = member.load(weight_files(place.directory))
+            loaded |= {f"inner.{name}.{each}" for each in done}
+        return loaded
