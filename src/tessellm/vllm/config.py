@@ -158,10 +158,11 @@ class Limits:
             )
         if vllm_config.parallel_config.decode_context_parallel_size > 1:
             raise RecipeError("a composition cannot use --decode-context-parallel-size; use tensor parallelism")
-        if make_rule(vllm_config.model_config.hf_config).window and not vllm_config.use_v2_model_runner:
+        rule = make_rule(vllm_config.model_config.hf_config)
+        if rule.window and vllm_config.kv_transfer_config is not None:
             raise RecipeError(
-                f"the rule {vllm_config.model_config.hf_config.rule['name']!r} has state, which needs vLLM's model "
-                "runner V2. Unset VLLM_USE_V2_MODEL_RUNNER, or compose with a rule without state, such as product"
+                f"the rule {rule.name!r} has state, which is not sent along with a cache. Leave out "
+                "--kv-transfer-config, or compose with a rule without state, such as product"
             )
         scheduler = vllm_config.scheduler_config
         if scheduler.disable_hybrid_kv_cache_manager is None:

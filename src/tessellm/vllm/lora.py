@@ -39,6 +39,11 @@ class Adapter:
     name: str
     deltas: dict[str, tuple[Tensor, Tensor]]
 
+    @property
+    def signature(self) -> str:
+        """What a compiled graph depends on: the layers changed, and the ranks."""
+        return self.name + ":" + ",".join(f"{module}={len(a_RI)}" for module, (a_RI, _) in sorted(self.deltas.items()))
+
 
 def read_adapter(source: Source, name: str) -> Adapter | None:
     """The adapter in that folder, or None if it is more than LoRA's two matrices a layer."""

@@ -48,18 +48,30 @@ def inner_config(outer: Any, hf_config: PreTrainedConfig, name: str) -> Any:
 class Member(nn.Module):
     """One inner model and the members that run in it: a full member alone, or the base and its adapters."""
 
-    def __init__(self, outer: Any, hf_config: PreTrainedConfig, name: str, adapters: Mapping[str, Adapter]):
+    def __init__(self, outer: Any, hf_config: PreTrainedConfig, name: str):
         super().__init__()
-        self.names = [name, *adapters]
+        self.names = [name]
+        self.config = inner_config(outer, hf_config, name)
         self.hidden_size: int = get_hf_text_config(hf_config).hidden_size
-        self.model = build(outer, hf_config, name, self.names)
-        self.adapters = dict(adapters)
-        if adapters:
-            twins = [self._attention_of(build(outer, hf_config, each, self.names, meta=True)) for each in adapters]
-            for path, attention in self._attention_of(self.model).items():
-                parent, _, leaf = path.rpartition(".")
-                layers = [attention, *(twin[path] for twin in twins)]
-                setattr(self.model.get_submodule(parent), leaf, RowsAttention(layers))
+        self.model = build(self.config, name)
+        self.adapters: list[Adapter] = []
+
+    def adopt(self, adapters: Iterable[Adapter]) -> None:
+        """Let adapters run as rows of this model, those that can: LoRA of its linear layers, in a model where nothing
+        but attention looks across rows."""
+        layers = [layer for layer in self.model.modules() if isinstance(layer, AttentionLayerBase)]
+        if not all(type(layer) is Attention for layer in layers):
+            return
+        self.adapters = [adapter for adapter in adapters if fits(self.model, adapter)]
+        if not self.adapters:
+            return
+        self.names += [adapter.name for adapter in self.adapters]
+        self.config.additional_config["tessellm_rows"] = [adapter.signature for adapter in self.adapters]
+        twins = [self._attention_of(build(self.config, name, torch.device("meta"))) for name in self.names[1:]]
+        for path, attention in self._attention_of(self.model).items():
+            parent, _, leaf = path.rpartition(".")
+            own = [attention, *(twin[path] for twin in twins)]
+            setattr(self.model.get_submodule(parent), leaf, RowsAttention(own))
 
     @staticmethod
     def _attention_of(model: nn.Module) -> dict[str, Attention]:
@@ -89,15 +101,13 @@ class Member(nn.Module):
                 f"{type(self.model).__name__}, first {missing[0]}"
             )
         if self.adapters:
-            attach(self.model, [None, *self.adapters.values()])
+            attach(self.model, [None, *self.adapters])
         return {name for name, _ in self.named_parameters()}
 
 
-def build(outer: Any, hf_config: PreTrainedConfig, name: str, together: Sequence[str], meta: bool = False) -> Any:
+def build(config: Any, name: str, device: torch.device | None = None) -> Any:
     """An inner model whose layers are named after the member. On "meta" it costs no memory."""
-    config = inner_config(outer, hf_config, "+".join(together))
-    device = torch.device("meta") if meta else torch.get_default_device()
-    with set_model_tag(name), device:
+    with set_model_tag(name), device or torch.get_default_device():
         return init_vllm_registered_model(vllm_config=config, prefix=name)
 
 
@@ -126,20 +136,6 @@ def _take_tensors(layer: nn.Module, twin: nn.Module) -> None:
     for key, tensor in vars(layer.impl).items():
         if isinstance(tensor, Tensor) and tensor.is_meta:
             setattr(layer.impl, key, getattr(twin.impl, key))
-
-
-def shareable(outer: Any, hf_config: PreTrainedConfig, adapters: Iterable[Adapter]) -> dict[str, Adapter]:
-    """The adapters that can be rows of their base's batch: LoRA of its linear layers, where attention is all that
-    looks across rows."""
-    adapters = list(adapters)
-    if not adapters:
-        return {}
-    probe = copy.copy(outer)
-    probe.compilation_config = copy.deepcopy(outer.compilation_config)  # keeps the probe's layers out of the engine
-    model = build(probe, hf_config, "probe", ["probe"], meta=True)
-    if any(type(layer) is not Attention for layer in model.modules() if isinstance(layer, AttentionLayerBase)):
-        return {}
-    return {adapter.name: adapter for adapter in adapters if fits(model, adapter)}
 
 
 def merged_checkpoint(places: Mapping[str, Source], name: str, dtype: torch.dtype) -> tempfile.TemporaryDirectory:

@@ -21,7 +21,9 @@ from ..rules import working_dtype
 from ..sources import weight_files
 from .config import composition_folder, logger, make_rule, member_configs, member_sources
 from .lora import Adapter, read_adapter
-from .members import Member, merged_checkpoint, shareable
+from .members import Member, merged_checkpoint
+from .memory import Memory
+from .state import States
 
 
 class ComposedForCausalLM(nn.Module):
@@ -37,17 +39,27 @@ class ComposedForCausalLM(nn.Module):
         tensors, names = read_own_tensors(folder), self.config.member_names
         self.alignments = {name: saved_alignment(tensors, name, self.config.vocab_size) for name in names}
         configs = member_configs(self.config, self.places)
-        shared = shareable(vllm_config, configs["base"], self._plain_adapters())
-        own = [name for name in names if name not in shared]
-        self.inner = nn.ModuleDict(
-            {name: Member(vllm_config, configs[name], name, shared if name == "base" else {}) for name in own}
-        )
+        base = Member(vllm_config, configs["base"], "base")
+        base.adopt(self._plain_adapters())
+        own = [name for name in names if name not in base.names]
+        self.inner = nn.ModuleDict({"base": base} | {name: Member(vllm_config, configs[name], name) for name in own})
         order = [name for member in self.members for name in member.names]
         self.order_M = [order.index(name) for name in names]  # adapters run with the base, before full experts
+        self.memory = self.states = None
+        if self.rule.window:
+            self.memory = Memory(vllm_config, sum(self.sizes))
+            requests = vllm_config.scheduler_config.max_num_seqs
+            row_elements = len(names) * self.config.vocab_size
+            self.states = States(self.rule, self.memory, requests, row_elements, self.member_logprobs)
+        self.output_TH = torch.tensor([])
 
     @property
     def members(self) -> list[Any]:
         return list(self.inner.values())
+
+    @property
+    def sizes(self) -> list[int]:
+        return [member.hidden_size for member in self.members for _ in member.names]
 
     def _plain_adapters(self) -> list[Adapter]:
         """Adapters that change nothing of the base's own tensors."""
@@ -72,12 +84,14 @@ class ComposedForCausalLM(nn.Module):
         for member in self.members:
             ids_M = [self.alignments[name].to_member(input_ids) for name in member.names]
             hidden += member(ids_M, positions)
-        return torch.cat(hidden, -1)
+        self.output_TH = torch.cat(hidden, -1)
+        if self.memory is not None:
+            self.memory(self.output_TH, input_ids)
+        return self.output_TH
 
     def member_logprobs(self, hidden_NH: Tensor) -> Tensor | None:
         """logp_MNV over the composed vocabulary; None on ranks that do not gather logits."""
-        sizes = [member.hidden_size for member in self.members for _ in member.names]
-        parts = iter(hidden_NH.split(sizes, -1))
+        parts = iter(hidden_NH.split(self.sizes, -1))
         rows: list[Tensor] = []
         for member in self.members:
             logits_M = member.logits([next(parts) for _ in member.names])
@@ -90,12 +104,29 @@ class ComposedForCausalLM(nn.Module):
 
     def compute_logits(self, hidden_NH: Tensor) -> Tensor | None:
         """The composed log-probabilities of every row: [N, V]."""
+        step = self.memory.step if self.memory is not None else None
+        if self.states is not None and step is not None:
+            first = self._place_in_batch(hidden_NH)
+            if first is not None:
+                return self.states.rows(step, first, hidden_NH)
+            if len(hidden_NH) <= len(step.length_B):
+                return self.states.last_rows(step, hidden_NH)
         logp_MNV = self.member_logprobs(hidden_NH)
         if logp_MNV is None:
             return None
+        if self.states is not None:
+            return self.states.fresh(logp_MNV)
         tokens_N1 = torch.zeros(len(hidden_NH), 1, dtype=torch.long, device=hidden_NH.device)
         logp_N1V, _ = self.rule(logp_MNV[:, :, None], tokens_N1, torch.ones_like(tokens_N1, dtype=torch.bool), None)
         return logp_N1V[:, 0]
+
+    def _place_in_batch(self, hidden_NH: Tensor) -> int | None:
+        """Which token of the batch the rows start at, where vLLM asks about a stretch of it (for the log-probabilities
+        of prompts): that is a view of what `forward` gave. Rows to sample from are picked, and so are a copy."""
+        output_TH = self.output_TH
+        if hidden_NH.untyped_storage().data_ptr() != output_TH.untyped_storage().data_ptr():
+            return None
+        return (hidden_NH.storage_offset() - output_TH.storage_offset()) // output_TH.shape[1]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load every member from its own folder. The composition's own tensors were read when it was made."""

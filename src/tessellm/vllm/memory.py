@@ -1,0 +1,110 @@
+"""The members' hidden states and the tokens read, kept in the engine's own paged cache.
+
+A rule with state can be rebuilt from the last W positions. Their hidden states are kept here like keys and values: in
+the same blocks, shared by prefix caching, dropped by preemption, whatever the chunks of a prompt. So wherever the
+engine can attend to a position, the rule can look back at it. What it costs is in docs/vllm.md.
+
+vLLM hands a layer's batch to its metadata builder at every step: which request reads which positions, and where in the
+cache they lie. The builder leaves that here, for `state.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionBackend, CacheOnlyAttentionImpl
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
+
+LAYER = "tessellm_memory.0"  # vLLM wants one number in a layer's name
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch: its requests' tokens stand one request after the other."""
+
+    start_B: Tensor  # where each request's tokens start, and the end
+    length_B: Tensor  # how many positions of each request are computed after this step
+    block_BJ: Tensor  # the blocks that hold each request's positions
+    slot_T: Tensor  # where each token of the batch goes
+
+
+class Memory(nn.Module, AttentionLayerBase):
+    """A layer that attends to nothing: it keeps each position's hidden states and token."""
+
+    def __init__(self, vllm_config: Any, size: int):
+        super().__init__()
+        self.size, self.dtype = size, vllm_config.model_config.dtype
+        self.block_size = vllm_config.cache_config.block_size
+        self.impl = CacheOnlyAttentionImpl(1, size, "auto", self.dtype)
+        self.kv_cache = torch.tensor([])
+        self.token_S = torch.tensor([])  # the token at each slot
+        self.step: Step | None = None
+        layers = vllm_config.compilation_config.static_forward_context
+        if LAYER in layers:
+            raise ValueError(f"Duplicate layer name: {LAYER}")
+        layers[LAYER] = self
+
+    def get_attn_backend(self) -> type:
+        return MemoryBackend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        block_size = vllm_config.cache_config.block_size
+        return HiddenStateCacheSpec(block_size=block_size, num_kv_heads=1, head_size=self.size, dtype=self.dtype)
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        self.kv_cache = kv_cache  # [blocks, 1, block size, H]
+        slots = kv_cache.shape[0] * kv_cache.shape[2]
+        self.token_S = torch.zeros(slots, dtype=torch.long, device=kv_cache.device)
+
+    def forward(self, hidden_TH: Tensor, tokens_T: Tensor) -> None:
+        """Keep a batch. Padding goes to block 0, which belongs to no request."""
+        slots = get_forward_context().slot_mapping
+        slot_T = slots.get(LAYER) if isinstance(slots, dict) else None
+        if slot_T is None or not self.kv_cache.numel():
+            return  # a trial run, before there is a cache
+        slot_T = slot_T[: len(hidden_TH)].clamp_min(0)
+        rows = len(slot_T)
+        size = self.kv_cache.shape[2]
+        self.kv_cache[slot_T // size, 0, slot_T % size] = hidden_TH[:rows].to(self.dtype)
+        self.token_S[slot_T] = tokens_T[:rows].long()
+
+    def slots(self, step: Step, rows_N: Tensor, position_NT: Tensor) -> Tensor:
+        """Where positions of some requests of the batch lie: [N, T]."""
+        size = self.kv_cache.shape[2]
+        block_NT = step.block_BJ[rows_N[:, None], position_NT // size].long()
+        return block_NT * size + position_NT % size
+
+    def recall(self, slot_NT: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, T, H] and tokens [N, T] at those places."""
+        size = self.kv_cache.shape[2]
+        return self.kv_cache[slot_NT // size, 0, slot_NT % size], self.token_S[slot_NT]
+
+
+class MemoryBuilder(AttentionMetadataBuilder):
+    """Leaves every batch with the layer that it is built for."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.memory = vllm_config.compilation_config.static_forward_context[LAYER]
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Step:
+        batch = common_attn_metadata
+        step = Step(batch.query_start_loc, batch.seq_lens, batch.block_table_tensor, batch.slot_mapping)
+        self.memory.step = step
+        return step
+
+
+class MemoryBackend(CacheOnlyAttentionBackend):
+    @staticmethod
+    def get_name() -> str:
+        return "TESSELLM_MEMORY"
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return MemoryBuilder
