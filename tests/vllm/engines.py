@@ -6,6 +6,7 @@ CPU attention in vLLM wants heads of 32 or more, so the members are a little lar
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,63 +38,65 @@ def member(arch: str, seed: int, **changes: Any) -> Any:
     return build_model(arch, seed, **{**SHAPES[arch], **changes})
 
 
-def alike(folder: Path, arch: str) -> dict[str, Path]:
+def alike(folder: Path, arch: str, seed: int = 0) -> dict[str, Path]:
     """A base and two fine-tunes of one shape."""
-    base = member(arch, 0)
-    models = {"base": base, "math": perturbed(base, 1, 0.05), "coding": perturbed(base, 2, 0.05)}
+    base = member(arch, seed)
+    models = {"base": base, "math": perturbed(base, seed + 1, 0.05), "coding": perturbed(base, seed + 2, 0.05)}
     return {name: save_member(model, folder / name, character_tokenizer()) for name, model in models.items()}
 
 
-def of_other_shapes(folder: Path) -> dict[str, Path]:
+def of_other_shapes(folder: Path, seed: int = 0) -> dict[str, Path]:
     models = {
-        "base": member("llama", 0),
-        "math": member("llama", 1, num_hidden_layers=3, num_key_value_heads=4, intermediate_size=96),
-        "coding": member("llama", 2, hidden_size=64, head_dim=64),
+        "base": member("llama", seed),
+        "math": member("llama", seed + 1, num_hidden_layers=3, num_key_value_heads=4, intermediate_size=96),
+        "coding": member("llama", seed + 2, hidden_size=64, head_dim=64),
     }
     return {name: save_member(model, folder / name, character_tokenizer()) for name, model in models.items()}
 
 
-def of_other_architectures(folder: Path) -> dict[str, Path]:
-    models = {"base": member("gemma2", 0), "math": member("llama", 1), "coding": member("gpt2", 2)}
+def of_other_architectures(folder: Path, seed: int = 0) -> dict[str, Path]:
+    models = {
+        "base": member("gemma2", seed), "math": member("llama", seed + 1), "coding": member("gpt2", seed + 2)
+    }
     return {name: save_member(model, folder / name, character_tokenizer()) for name, model in models.items()}
 
 
-def adapted(folder: Path) -> dict[str, Path]:
+def adapted(folder: Path, seed: int = 0) -> dict[str, Path]:
     """A base, two adapters of it (one with every linear layer, one with its own scale a layer), and a fine-tune."""
-    base = save_member(member("llama", 0), folder / "base", character_tokenizer())
+    base = save_member(member("llama", seed), folder / "base", character_tokenizer())
     everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     return {
         "base": base,
-        "math": save_lora(base, folder / "math", 3, target_modules=everywhere),
-        "coding": save_lora(base, folder / "coding", 4, r=8, use_rslora=True, alpha_pattern={"v_proj": 3}),
-        "full": save_member(perturbed(member("llama", 0), 5, 0.05), folder / "full", character_tokenizer()),
+        "math": save_lora(base, folder / "math", seed + 3, target_modules=everywhere),
+        "coding": save_lora(base, folder / "coding", seed + 4, r=8, use_rslora=True, alpha_pattern={"v_proj": 3}),
+        "full": save_member(perturbed(member("llama", seed), seed + 5, 0.05), folder / "full", character_tokenizer()),
     }
 
 
-def of_other_ids(folder: Path) -> dict[str, Path]:
+def of_other_ids(folder: Path, seed: int = 0) -> dict[str, Path]:
     """One expert has its tokens in another order, the other has rows of padding."""
     from tokenizers import Tokenizer
 
-    paths = alike(folder, "llama")
+    paths = alike(folder, "llama", seed)
     tokenizer = character_tokenizer()
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(9))
-    core = __import__("json").loads(tokenizer.backend_tokenizer.to_str())
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
     core["model"]["vocab"] = {token: int(order[i]) for token, i in core["model"]["vocab"].items()}
     for entry in core["added_tokens"]:
         entry["id"] = int(order[entry["id"]])
     permuted = type(tokenizer)(
-        tokenizer_object=Tokenizer.from_str(__import__("json").dumps(core)),
+        tokenizer_object=Tokenizer.from_str(json.dumps(core)),
         pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
     )  # fmt: skip
     ids = {"pad_token_id": int(order[0]), "bos_token_id": int(order[1]), "eos_token_id": int(order[2])}
-    save_member(member("llama", 1, **ids), folder / "math", permuted)
-    save_member(member("llama", 2, vocab_size=VOCAB + 10), folder / "coding", tokenizer)
+    save_member(member("llama", seed + 1, **ids), folder / "math", permuted)
+    save_member(member("llama", seed + 2, vocab_size=VOCAB + 10), folder / "coding", tokenizer)
     return paths
 
 
-FAMILIES: dict[str, Callable[[Path], dict[str, Path]]] = {
-    "llama": lambda folder: alike(folder, "llama"),
-    "gemma2": lambda folder: alike(folder, "gemma2"),
+FAMILIES: dict[str, Callable[[Path, int], dict[str, Path]]] = {
+    "llama": lambda folder, seed: alike(folder, "llama", seed),
+    "gemma2": lambda folder, seed: alike(folder, "gemma2", seed),
     "shapes": of_other_shapes,
     "architectures": of_other_architectures,
     "lora": adapted,
@@ -109,8 +112,10 @@ class Composition:
     reference: Any
 
 
-def composition(folder: Path, family: str, rule: str, self_contained: bool = False, **options: Any) -> Composition:
-    members = FAMILIES[family](folder / "members")
+def composition(
+    folder: Path, family: str, rule: str, self_contained: bool = False, seed: int = 0, **options: Any
+) -> Composition:
+    members = FAMILIES[family](folder / "members", seed)
     experts = {name: str(path) for name, path in members.items() if name != "base"}
     # eager: the other attention of transformers leaves out the soft cap of Gemma 2's
     reference = tessellm.compose(str(members["base"]), experts, rule=rule, attn_implementation="eager", **options)

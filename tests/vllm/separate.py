@@ -1,0 +1,37 @@
+"""One case in a process of its own, where what it needs must be set before torch is imported.
+
+    python separate.py FOLDER FAMILY RULE SEED '{"tensor_parallel_size": 2}'
+
+Composes, writes with both engines, compares, and prints what was compiled as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+options = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
+if options.get("enforce_eager") is False:
+    os.environ["TORCHDYNAMO_DISABLE"] = "0"
+
+from engines import assert_same, composition, engine, prompts, transformers_says, vllm_says
+
+
+def main() -> None:
+    folder, family, rule, seed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    composed = composition(folder, family, rule, seed=seed)
+    asked = prompts(seed=seed)
+    expected = transformers_says(composed.reference, asked)
+    with engine(composed.folder, **options) as llm:
+        for _ in range(2):  # the second time from the prefix cache
+            assert_same(vllm_says(llm, asked), expected)
+        from vllm.compilation.counter import compilation_counter as counter
+
+        counted = {"models": counter.num_models_seen, "graphs": counter.num_backend_compilations}
+    print(json.dumps(counted))
+
+
+if __name__ == "__main__":
+    main()
