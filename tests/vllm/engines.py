@@ -20,9 +20,10 @@ os.environ.update(
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import torch
-from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
 
 import tessellm
+
+from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
 
 CONTEXT, NEW = 192, 16
 TIE = 1e-4
@@ -55,9 +56,7 @@ def of_other_shapes(folder: Path, seed: int = 0) -> dict[str, Path]:
 
 
 def of_other_architectures(folder: Path, seed: int = 0) -> dict[str, Path]:
-    models = {
-        "base": member("gemma2", seed), "math": member("llama", seed + 1), "coding": member("gpt2", seed + 2)
-    }
+    models = {"base": member("gemma2", seed), "math": member("llama", seed + 1), "coding": member("gpt2", seed + 2)}
     return {name: save_member(model, folder / name, character_tokenizer()) for name, model in models.items()}
 
 
@@ -194,7 +193,9 @@ def assert_same(ours: Sequence[Said], theirs: Sequence[Said], least: int = 50) -
     `least` sequences have no tie."""
     whole = 0
     for number, (one, two) in enumerate(zip(ours, theirs, strict=True)):
-        parted = next((t for t, pair in enumerate(zip(one.tokens, two.tokens, strict=False)) if pair[0] != pair[1]), None)
+        parted = next(
+            (t for t, pair in enumerate(zip(one.tokens, two.tokens, strict=False)) if pair[0] != pair[1]), None
+        )
         if parted is None:
             assert len(one.tokens) == len(two.tokens), f"sequence {number} stops elsewhere: {one.tokens} {two.tokens}"
             whole += 1

@@ -16,7 +16,7 @@ options = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
 if options.get("enforce_eager") is False:
     os.environ["TORCHDYNAMO_DISABLE"] = "0"
 
-from engines import assert_same, composition, engine, prompts, transformers_says, vllm_says
+from engines import assert_same, composition, engine, prompts, transformers_says, vllm_says  # noqa: E402
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from engines import FAMILIES, assert_same, composition, engine, prompts, transformers_says, vllm_says
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
 from engines import Composition, assert_same, composition, engine, prompts, transformers_says, vllm_says
 
 
@@ -23,7 +23,7 @@ def metric(llm: Any, name: str) -> float:
 def test_chunks_and_cached_prefixes(mixed: Composition) -> None:
     """Prompts are read 24 tokens at a time; then again, longer by a token, from the cache."""
     asked = prompts(52, longest=140)
-    longer = [row + [5] for row in asked]
+    longer = [[*row, 5] for row in asked]
     expected, expected_longer = (transformers_says(mixed.reference, rows) for rows in (asked, longer))
     options = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 24}
     with engine(mixed.folder, block_size=32, enable_prefix_caching=True, disable_log_stats=False, **options) as llm:

@@ -109,9 +109,7 @@ def member_configs(config: reference.ComposedConfig, places: Mapping[str, Source
     return configs
 
 
-def check_vocabulary(
-    config: reference.ComposedConfig, configs: Mapping[str, PreTrainedConfig], folder: Path
-) -> None:
+def check_vocabulary(config: reference.ComposedConfig, configs: Mapping[str, PreTrainedConfig], folder: Path) -> None:
     """Every composed id must have a row at every member; the maps were made when the members were composed."""
     tensors = read_own_tensors(folder)
     for name, member in configs.items():
@@ -141,8 +139,10 @@ class Limits:
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
         if model_config.enable_prompt_embeds:
-            raise RecipeError("a composition reads token ids: its members have embeddings of their own. "
-                              "Leave out --enable-prompt-embeds")
+            raise RecipeError(
+                "a composition reads token ids: its members have embeddings of their own. "
+                "Leave out --enable-prompt-embeds"
+            )
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:

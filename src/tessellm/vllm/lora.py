@@ -51,8 +51,15 @@ def read_adapter(source: Source, name: str) -> Adapter | None:
     from peft.utils.other import get_pattern_key
 
     config: Any = PeftConfig.from_pretrained(str(source.directory))
-    beyond = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices",
-              "target_parameters", "alora_invocation_tokens")
+    beyond = (
+        "use_dora",
+        "lora_bias",
+        "modules_to_save",
+        "layer_replication",
+        "trainable_token_indices",
+        "target_parameters",
+        "alora_invocation_tokens",
+    )
     if config.peft_type.value != "LORA" or config.bias != "none" or any(getattr(config, key, None) for key in beyond):
         return None
     tensors = load_file(weight_files(source.directory)[0])

@@ -45,7 +45,8 @@ class ComposedForCausalLM(nn.Module):
         self.inner = nn.ModuleDict({"base": base} | {name: Member(vllm_config, configs[name], name) for name in own})
         order = [name for member in self.members for name in member.names]
         self.order_M = [order.index(name) for name in names]  # adapters run with the base, before full experts
-        self.memory = self.states = None
+        self.memory: Memory | None = None
+        self.states: States | None = None
         if self.rule.window:
             self.memory = Memory(vllm_config, sum(self.sizes))
             requests = vllm_config.scheduler_config.max_num_seqs

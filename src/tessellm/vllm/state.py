@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class States:
         """The composed log-probabilities after the batch's tokens from `first` on: [N, V]."""
         starts, lengths = step.start_B.tolist(), step.length_B.tolist()
         parts, stop = [], first + len(hidden_NH)
-        for row, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for row, (start, end) in enumerate(pairwise(starts)):
             left, right = max(first, start), min(stop, end)
             if left < right:
                 offset = lengths[row] - end  # from a place in the batch to a position of the request
@@ -91,7 +92,7 @@ class States:
         return torch.cat(whole) if whole else None
 
     def replay(self, step: Step, row: int, first: int, last: int) -> tuple[Tensor, Any] | None:
-        """Run the rule anew over a request's positions up to `last`: the rows from `first` on, [T, V], and the state."""
+        """Run the rule anew over a request's positions: its rows from `first` to `last`, [T, V], and the state."""
         device = self.memory.token_S.device
         begin = max(0, first - self.rule.window)
         position_1T = torch.arange(begin, last + 1, device=device)[None]
@@ -103,9 +104,7 @@ class States:
             if logp_MTV is None:
                 continue
             token_NT = token_1T[:, start:stop]
-            logp_1TV, state = self.rule(
-                logp_MTV[:, None], token_NT, torch.ones_like(token_NT, dtype=torch.bool), state
-            )
+            logp_1TV, state = self.rule(logp_MTV[:, None], token_NT, torch.ones_like(token_NT, dtype=torch.bool), state)
             wanted.append(logp_1TV[0, max(0, first - begin - start) :])
         return (torch.cat(wanted), state) if wanted else None
 
