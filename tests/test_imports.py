@@ -24,7 +24,7 @@ LAYERS = [  # a module imports from its own layer and from those above it in thi
     {"checkpoint", "recipe"},
     {"decoding", "particles"},
     {"continuations", "particle_generation"},
-    {"generation", "inspection", "tune"},
+    {"generation", "inspection", "planning", "tune"},
     {"theory", "diagnose", "evaluate", "serve", "experiments", "vllm"},
     {"commands"},
     {"cli"},

@@ -15,6 +15,7 @@ from .commands.generate import generate
 from .commands.inspect import inspect
 from .commands.probe import probe
 from .commands.reproduce import reproduce
+from .commands.serve import serve
 from .commands.shared import err
 from .commands.tune import tune
 from .errors import TessellmError
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, compose, inspect, generate, tune, probe, reproduce):
+for command in (demo, compose, inspect, generate, tune, probe, reproduce, serve):
     app.command()(command)
 
 

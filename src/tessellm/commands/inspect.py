@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .shared import PLAIN, Device, JsonPath, ModelPath, load, out, readable_size, write_json
+from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, load, out, readable_size, write_json
+
+Hardware = Annotated[
+    list[str] | None, typer.Option(help="With --plan: a preset, such as h100; may be given several times.")
+]
 
 
-def inspect(model: ModelPath, device: Device = None, json_path: JsonPath = None) -> None:
-    """Show a composition's members, sizes, shared bytes, vocabulary agreement and rule."""
+def inspect(
+    model: ModelPath,
+    device: Device = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="What it needs, and what hardware gives; loads nothing.")
+    ] = False,
+    hardware: Hardware = None,
+    memory: Annotated[float | None, typer.Option(help="With --plan: GiB of one device of your own.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="With --plan: GB/s that it reads.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="With --plan: tokens of a request; 4096, or less.")] = None,
+    dtype: Dtype = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Show a composition's members, sizes, shared bytes, vocabulary agreement and rule.
+
+    With --plan: memory, largest batch and speed limit. Example: tessellm inspect out --plan --hardware h100
+    """
+    if plan:
+        show_plan(model, hardware or [], memory, bandwidth, context, dtype, json_path)
+        return
     from ..inspection import inspect_model
 
-    report = inspect_model(load(model, device, None))
+    report = inspect_model(load(model, device, dtype))
     table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
     for row in report["members"]:
         shown = {**row, "parameters": f"{row['parameters']:,}", "added_bytes": readable_size(row["added_bytes"])}
@@ -37,3 +62,40 @@ def inspect(model: ModelPath, device: Device = None, json_path: JsonPath = None)
     for note in report["notes"]:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     write_json(json_path, report)
+
+
+def show_plan(
+    model: str,
+    hardware: list[str],
+    memory: float | None,
+    bandwidth: float | None,
+    context: int | None,
+    dtype: str | None,
+    json_path: JsonPath,
+) -> None:
+    """What the composition needs, and a line for every kind of device."""
+    from ..planning import DEVICES, device_named, plan, read_needs, report
+
+    own = memory is not None or bandwidth is not None
+    names: list[str | None] = [*hardware] or ([None] if own else [*DEVICES])
+    devices = [device_named(name, memory, bandwidth) for name in names]
+    needs = read_needs(model, dtype)
+    longest = needs.context or 4096
+    plans = [plan(needs, each, min(context or 4096, longest)) for each in devices]
+    table = Table("member", "kind", "parameters", "weights", "cache a token", **PLAIN)
+    for member in needs.members:
+        cache = readable_size(member.kv_values * needs.dtype_bytes)
+        table.add_row(member.name, member.kind, f"{member.parameters:,}", readable_size(member.weight_bytes), cache)
+    out.print(table)
+    remembered = " (with the hidden states that the rule looks back at)" if needs.remembers else ""
+    out.print(f"weights: {readable_size(needs.weight_bytes)}")
+    out.print(f"cache: {readable_size(needs.kv_bytes)} a token{remembered}", soft_wrap=True)
+    out.print(f"a request: {readable_size(needs.request_bytes)} beside its tokens; rule: {needs.rule}")
+    table = Table("hardware", "devices", "context", "batch", "tokens/s, one", "tokens/s, all", **PLAIN)
+    for each in plans:
+        fits = [str(each.devices), f"{each.context:,}", f"{each.batch:,}"] if each.devices else ["none fits", "", ""]
+        speeds = [f"{each.tokens_a_second:,.0f}", f"{each.batch_tokens_a_second:,.0f}"] if each.devices else ["", ""]
+        table.add_row(escape(each.device.name), *fits, *speeds)
+    out.print(table)
+    out.print("devices: the least tensor-parallel size; tokens/s: what memory bandwidth allows at most", soft_wrap=True)
+    write_json(json_path, report(needs, plans))

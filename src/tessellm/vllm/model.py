@@ -132,8 +132,8 @@ class ComposedForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load every member from its own folder. The composition's own tensors were read when it was made."""
         loaded = set()
-        for name, member in self.inner.items():
-            place = self.places[name]
+        for member in self.members:
+            name, place = member.names[0], self.places[member.names[0]]
             if place.is_adapter:
                 logger.warning(
                     "%s: the adapter is more than LoRA of linear layers, so it was merged into a full model", name

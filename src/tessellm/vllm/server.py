@@ -1,0 +1,41 @@
+"""vLLM's own OpenAI server on a composition: what `tessellm serve --engine vllm` starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import MemberError, require
+
+REQUESTS = 128  # at once, unless the user says otherwise: a rule with state keeps a row of every member for each
+
+
+def arguments(folder: Path, host: str, port: int, extra: Sequence[str]) -> list[str]:
+    """vLLM's command line; what the user gave comes last, and so counts."""
+    own = ["--model", str(folder), "--served-model-name", folder.name, "--host", host, "--port", str(port)]
+    given = {argument.split("=")[0].replace("_", "-") for argument in extra}
+    if not given & {"--max-num-seqs"}:
+        own += ["--max-num-seqs", str(REQUESTS)]
+    return [*own, *extra]
+
+
+def serve(model: str, host: str, port: int, extra: Sequence[str]) -> None:
+    """Check the composition, then become vLLM's server."""
+    if Path(model).suffix in (".yaml", ".yml", ".json"):
+        raise MemberError(
+            f"vLLM serves a composition's folder, and {model} is a recipe. Make one first: tessellm compose {model} "
+            "-o FOLDER"
+        )
+    require("vllm", "vllm")
+    from ..checkpoint import read_config
+    from . import register
+    from .config import composition_folder, set_sizes
+
+    folder = composition_folder(model)
+    set_sizes(read_config(folder), folder)
+    register()
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+    sys.argv = ["tessellm serve --engine vllm", *arguments(folder, host, port, extra)]
+    main()
