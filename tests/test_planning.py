@@ -75,6 +75,9 @@ def test_a_plan_is_the_least_that_fits(gemma_recipe: Path) -> None:
     assert largest_batch(needs, small, 4096, 2) == 0
     assert plan(needs, small, 4096).devices == 4
     assert plan(needs, Device("tiny", 1, 10), 4096).devices == 0  # 8 heads: no more than 8 devices
+    assert plan(needs, Device("alone", 8, 272, most=1), 4096).devices == 0
+    assert needs.device_kv_bytes(4) * 4 == needs.kv_bytes
+    assert needs.device_kv_bytes(8) == needs.device_kv_bytes(4)  # 4 key-value heads a member
 
 
 def test_rules_with_state_need_more(members_dir: Path, tmp_path: Path) -> None:

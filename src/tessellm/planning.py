@@ -32,7 +32,6 @@ GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LARGEST_PARALLEL = 64
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,14 @@ class Device:
     name: str
     gib: float
     gb_a_second: float
+    most: int = 64  # how many can work together
 
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("laptop", 16, 60),  # memory shared with everything else; two channels of DDR5
-        Device("m4-max", 64, 546),
+        Device("laptop", 16, 60, 1),  # memory shared with everything else; two channels of DDR5
+        Device("m4-max", 64, 546, 1),
         Device("rtx-4060", 8, 272),
         Device("rtx-4090", 24, 1008),
         Device("l4", 24, 300),
@@ -74,6 +74,7 @@ class MemberSize:
     kv_values: int  # numbers in the cache, a token
     hidden_size: int
     heads: int
+    kv_heads: int
     vocab_size: int
     context: int
 
@@ -92,11 +93,24 @@ class Needs:
         return sum(member.weight_bytes for member in self.members)
 
     @property
+    def read_bytes(self) -> int:
+        """A token's keys and values, which every later step reads."""
+        return sum(member.kv_values for member in self.members) * self.dtype_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """A token's hidden states, which a rule with state looks back at."""
+        return sum(member.hidden_size for member in self.members) * self.dtype_bytes if self.remembers else 0
+
+    @property
     def kv_bytes(self) -> int:
-        """A token's, in all members' caches."""
-        values = sum(member.kv_values for member in self.members)
-        values += sum(member.hidden_size for member in self.members) if self.remembers else 0
-        return values * self.dtype_bytes
+        """A token's, in all caches together."""
+        return self.read_bytes + self.kept_bytes
+
+    def device_kv_bytes(self, size: int) -> float:
+        """A token's on each of `size` devices: heads are divided, never below one; hidden states are whole on each."""
+        shares = [member.kv_values / min(size, member.kv_heads) for member in self.members]
+        return sum(shares) * self.dtype_bytes + self.kept_bytes
 
     @property
     def request_bytes(self) -> int:
@@ -130,7 +144,7 @@ class Plan:
 def plan(needs: Needs, device: Device, context: int) -> Plan:
     """The smallest tensor-parallel size on which one request of that length fits, and what it gives."""
     size = 1
-    while size <= LARGEST_PARALLEL:
+    while size <= device.most:
         batch = largest_batch(needs, device, context, size)
         if batch >= 1 and needs.heads % size == 0:
             one, all_of_them = (speed_limit(needs, device, context, size, requests) for requests in (1, batch))
@@ -142,12 +156,12 @@ def plan(needs: Needs, device: Device, context: int) -> Plan:
 def largest_batch(needs: Needs, device: Device, context: int, size: int) -> int:
     """How many requests of that length fit beside the weights. Log-probabilities are whole on every device."""
     left = device.gib * GIB * USABLE - needs.weight_bytes / size
-    return max(0, int(left // (needs.kv_bytes * context / size + needs.request_bytes)))
+    return max(0, int(left // (needs.device_kv_bytes(size) * context + needs.request_bytes)))
 
 
 def speed_limit(needs: Needs, device: Device, context: int, size: int, requests: int) -> float:
     """Tokens a second that memory bandwidth allows: weights once a step, each request's cache once."""
-    read = needs.weight_bytes + requests * context * needs.kv_bytes
+    read = needs.weight_bytes + requests * context * needs.read_bytes
     return requests * size * device.gb_a_second * 1e9 / read
 
 
@@ -164,8 +178,9 @@ def device_named(name: str | None, gib: float | None = None, gb_a_second: float 
         raise RecipeError("own hardware needs both numbers: --memory (GiB) and --bandwidth (GB/s)")
     if not (memory > 0 and bandwidth > 0):
         raise RecipeError(f"memory and bandwidth must be above 0; got {memory} GiB and {bandwidth} GB/s")
-    own_numbers = gib is not None or gb_a_second is not None
-    return Device(f"{memory:g} GiB, {bandwidth:g} GB/s" if own_numbers else str(name), memory, bandwidth)
+    if preset is not None and gib is None and gb_a_second is None:
+        return preset
+    return Device(f"{memory:g} GiB, {bandwidth:g} GB/s", memory, bandwidth)
 
 
 def read_needs(model: str, dtype: str | None = None) -> Needs:
@@ -217,7 +232,8 @@ def _member_size(
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     values = 2 * text.num_hidden_layers * kv_heads * head_dim
     context = getattr(text, "max_position_embeddings", None) or 0
-    return MemberSize(name, kind, parameters, weight_bytes, values, text.hidden_size, heads, text.vocab_size, context)
+    sizes = (text.hidden_size, heads, kv_heads, text.vocab_size, context)
+    return MemberSize(name, kind, parameters, weight_bytes, values, *sizes)
 
 
 def _count(files: Sequence[Path], dtype: str | None) -> tuple[int, int]:
