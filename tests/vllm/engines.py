@@ -29,7 +29,7 @@ CONTEXT, NEW = 192, 16
 TIE = 1e-4
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32, "max_position_embeddings": CONTEXT},
-    "qwen2": {"head_dim": 32, "max_position_embeddings": CONTEXT},
+    "qwen2": {"hidden_size": 128, "max_position_embeddings": CONTEXT},
     "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32, "max_position_embeddings": CONTEXT},
     "gpt2": {"n_embd": 64, "n_head": 2, "n_positions": CONTEXT},
 }

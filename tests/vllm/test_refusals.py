@@ -1,0 +1,134 @@
+"""What cannot be served is refused at load, in words, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tessellm.errors import TessellmError
+from tessellm.vllm.versions import TESTED, check_version
+
+from engines import Composition, composition, engine
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Composition:
+    return composition(tmp_path_factory.mktemp("saved"), "llama", "evidence")
+
+
+@pytest.fixture
+def own(saved: Composition, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(saved.folder.parent, tmp_path / "tree")) / "composed"
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def refusal(folder: Path, **options: Any) -> str:
+    """What vLLM says when it loads this; it must say it in our words."""
+    with pytest.raises(Exception) as caught, engine(folder, **options):  # noqa: PT011 - vLLM may wrap ours
+        pass
+    error: BaseException | None = caught.value
+    while error is not None and not isinstance(error, TessellmError):
+        error = error.__cause__ or error.__context__
+    assert error is not None, caught.value
+    return str(error)
+
+
+def test_missing_member(own: Path) -> None:
+    shutil.rmtree(own.parent / "members" / "math")
+    assert "member 'math' is missing" in refusal(own)
+
+
+def test_changed_member(own: Path) -> None:
+    shutil.copy(own.parent / "members" / "coding" / "model.safetensors", own.parent / "members" / "math")
+    assert "member 'math' has changed" in refusal(own)
+
+
+def test_damaged_member(own: Path) -> None:
+    file = own.parent / "members" / "math" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "cut off or damaged" in refusal(own)
+
+
+def test_tensors_that_are_not_there(tmp_path: Path) -> None:
+    folder = composition(tmp_path, "llama", "product", self_contained=True).folder
+    file = folder / "members" / "math" / "model.safetensors"
+    tensors = load_file(file)
+    tensors.pop("model.layers.1.mlp.down_proj.weight")
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert "member 'math'" in refusal(folder)
+
+
+def test_exchanged_vocabulary(own: Path) -> None:
+    change_config(own.parent / "members" / "math", vocab_size=60)
+    assert "member 'math' has 60 token rows" in refusal(own)
+
+
+def test_unknown_rule(own: Path) -> None:
+    change_config(own, rule={"name": "median"})
+    message = refusal(own)
+    assert "'median' cannot be served" in message
+    assert "product" in message
+
+
+def test_what_vllm_cannot_do_with_a_composition(saved: Composition) -> None:
+    assert "--speculative-config" in refusal(
+        saved.folder, speculative_config={"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    )
+    assert "--enable-lora" in refusal(saved.folder, enable_lora=True)
+    assert "--kv-transfer-config" in refusal(
+        saved.folder, kv_transfer_config={"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    )
+
+
+def test_pipeline_parallelism(saved: Composition) -> None:
+    with (
+        pytest.raises(Exception, match="Pipeline parallelism is not supported"),
+        engine(saved.folder, pipeline_parallel_size=2, distributed_executor_backend="mp"),
+    ):
+        pass
+
+
+def test_other_versions_are_named() -> None:
+    assert check_version(f"{TESTED}.1") is None
+    assert f"tested with vLLM {TESTED}; this is 0.33.0" in str(check_version("0.33.0"))
+
+
+def test_a_crashed_worker_ends_the_engine(saved: Composition) -> None:
+    """An engine process that dies while it is needed: an error, soon, and no process left."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(here / "crash.py"), str(saved.folder)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode != 0
+    assert "EngineDeadError" in done.stderr, done.stderr[-3000:]
+    children = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    assert children
+    for _ in range(100):
+        if not any(alive(pid) for pid in children):
+            return
+        time.sleep(0.1)
+    raise AssertionError(children)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,103 @@
+"""vLLM's own server on a composition, started by `tessellm serve`, asked by the official client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from conftest import character_tokenizer
+from engines import CONTEXT, Composition, composition, transformers_says
+
+OPTIONS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Composition:
+    return composition(tmp_path_factory.mktemp("served"), "lora", "evidence")
+
+
+@pytest.fixture(scope="module")
+def client(composed: Composition, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("log") / "server.txt"
+    command = [sys.executable, "-m", "tessellm.cli", "serve", "--engine", "vllm", str(composed.folder)]
+    with log.open("w") as stream:
+        server = subprocess.Popen(
+            [*command, "--port", str(port), "--", *OPTIONS],
+            stdout=stream, stderr=stream, env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        )  # fmt: skip
+        try:
+            api = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+            wait_for(api, server, log)
+            yield api
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+
+
+def wait_for(api: openai.OpenAI, server: subprocess.Popen, log: Path) -> None:
+    for _ in range(400):
+        assert server.poll() is None, log.read_text()[-4000:]
+        try:
+            api.models.list()
+            return
+        except openai.APIConnectionError:
+            time.sleep(0.5)
+    raise AssertionError(log.read_text()[-4000:])
+
+
+def expected(composed: Composition, text: str) -> Any:
+    (said,) = transformers_says(composed.reference, [character_tokenizer()(text)["input_ids"]])
+    return said
+
+
+def decoded(tokens: list[int]) -> str:
+    return character_tokenizer().decode(tokens, skip_special_tokens=True)
+
+
+def test_completions_with_logprobs(client: openai.OpenAI, composed: Composition) -> None:
+    assert [model.id for model in client.models.list()] == ["composed"]
+    for text in ("abc", "what is 2+2?", "x" * 90):
+        answer = client.completions.create(model="composed", prompt=text, max_tokens=16, temperature=0, logprobs=3)
+        said = expected(composed, text)
+        assert answer.choices[0].text == decoded(said.tokens)
+        found = torch.tensor(answer.choices[0].logprobs.token_logprobs)
+        torch.testing.assert_close(found, torch.tensor(said.logprobs), atol=1e-4, rtol=0)
+
+
+def test_chat_and_streaming(client: openai.OpenAI, composed: Composition) -> None:
+    messages: Any = [{"role": "user", "content": "hello"}]
+    whole = client.chat.completions.create(
+        model="composed", messages=messages, max_tokens=16, temperature=0, logprobs=True, top_logprobs=2
+    )
+    prompt = composed.reference.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    said = expected(composed, prompt)
+    assert whole.choices[0].message.content == decoded(said.tokens)
+    found = torch.tensor([entry.logprob for entry in whole.choices[0].logprobs.content])
+    torch.testing.assert_close(found, torch.tensor(said.logprobs), atol=1e-4, rtol=0)
+    pieces = client.chat.completions.create(
+        model="composed", messages=messages, max_tokens=16, temperature=0, stream=True
+    )
+    texts = [piece.choices[0].delta.content or "" for piece in pieces if piece.choices]
+    assert "".join(texts) == decoded(said.tokens)
+    assert len([text for text in texts if text]) > 1
+
+
+def test_a_wrong_request_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="composed", prompt="a" * 300, max_tokens=16)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="another", prompt="a", max_tokens=1)
