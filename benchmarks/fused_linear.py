@@ -18,7 +18,12 @@ from tessellm.decoding.fused import layers
 from tessellm.experiments.rule_cost import bandwidth
 
 LAYERS = {"qkv": (2304, 4096, 0), "mlp": (2304, 9216, 2), "down": (9216, 2304, 0), "head": (2304, 256_000, 0)}
-CASES = {"3 members": (3, 1, False), "4 rows": (4, 1, True), "3 members, 32 rows": (3, 32, False)}
+CASES = {
+    "3 members": (3, 1, False, True),
+    "4 rows": (4, 1, True, True),
+    "4 rows, wide": (4, 1, True, False),
+    "3 members, 32 rows": (3, 32, False, False),
+}
 THIN = [
     {"BLOCK_N": n, "BLOCK_K": k, "num_warps": w}
     for n, k, w in (
@@ -51,7 +56,7 @@ def linear(k: int, n: int) -> torch.nn.Linear:
 
 def measure(layer: str, case: str, limit: float | None) -> None:
     """Every layout of one layer; without a limit, compile only. Copies of the weights keep them out of the caches."""
-    (k, n, glu), (members, slots, shared) = LAYERS[layer], CASES[case]
+    (k, n, glu), (members, slots, shared, thin) = LAYERS[layer], CASES[case]
     distinct = 1 if shared else members
     made = []
     for _ in range(1 if layer == "head" or limit is None else 4):
@@ -62,11 +67,11 @@ def measure(layer: str, case: str, limit: float | None) -> None:
         )
     x = torch.randn(members, slots, k, device="cuda", dtype=torch.bfloat16)
     rows = members * slots if shared else slots
-    found = []
-    for layout in THIN if rows <= layers.THIN else WIDE:
-        name = "thin_layout" if rows <= layers.THIN else "wide_layout"
-        padded = triton.next_power_of_2(rows) if rows <= layers.THIN else max(16, triton.next_power_of_2(rows))
-        extra = {"BLOCK_R": padded} | ({} if rows <= layers.THIN else {"PRECISION": "ieee"})
+    layers.THIN = rows if thin else 0
+    padded, found = triton.next_power_of_2(rows), []
+    for layout in THIN if thin else WIDE:
+        name = "thin_layout" if thin else "wide_layout"
+        extra = {"BLOCK_R": padded} if thin else {"BLOCK_R": max(16, padded), "PRECISION": "ieee"}
         setattr(layers, name, lambda *_, layout=layout, extra=extra: {**layout, **extra})
         try:
             if limit is None:

@@ -51,11 +51,10 @@ def test_bfloat16_on_the_device(models):
 @torch.no_grad()
 def test_moving_keeps_one_copy_of_shared_tensors(models):
     from tessellm.adapters import share
-    from tessellm.shared_tensors import unique_bytes
 
     base = copy.deepcopy(models[0])
     model = tessellm.compose(base, {"one": share(base), "two": share(base)})
-    before = unique_bytes(model.members.values())
     model.to("cuda")
-    assert unique_bytes(model.members.values()) == before
+    places = {parameter.data_ptr() for member in model.members.values() for parameter in member.parameters()}
+    assert len(places) == len(list(base.parameters()))
     assert model.device.type == "cuda"

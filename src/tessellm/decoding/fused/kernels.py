@@ -12,6 +12,13 @@ import triton.language as tl
 
 
 @triton.jit
+def _at(table, index, pointer: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The address in a table, as a pointer to a multiple of 16 bytes: unless that is said, loads are narrow."""
+    address = tl.multiple_of(tl.load(table + index), 16)
+    return tl.multiple_of(address.to(pointer), 16)
+
+
+@triton.jit
 def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     if kind == 1:  # silu
         return x * tl.sigmoid(x)
@@ -38,14 +45,14 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     n_N = tl.arange(0, BLOCK_N)
     real_R = row_R < rows
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
-    weight = tl.load(weight_table + group * blocks + block).to(pointer)
+    weight = _at(weight_table, group * blocks + block, pointer)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     if GLU > 0:
-        up_weight = tl.load(up_weight_table + group * blocks + block).to(pointer)
+        up_weight = _at(up_weight_table, group * blocks + block, pointer)
         up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     if NORM:
-        gain = tl.load(gain_table + group).to(pointer)
+        gain = _at(gain_table, group, pointer)
         square_R = tl.zeros((BLOCK_R,), tl.float32)
     span: tl.constexpr = (K + SPLITS - 1) // SPLITS
     for start in range(0, span, BLOCK_K):
@@ -74,7 +81,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             up_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width, all_rows,
                              rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
     if BIAS:
-        bias = tl.load(bias_table + group * blocks + block).to(pointer)
+        bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
     if GLU > 0:
         total_RN = _activate(total_RN, GLU) * up_RN
@@ -104,7 +111,7 @@ def _deltas(  # type: ignore[no-untyped-def]
     found_RN = tl.zeros((row_R.shape[0], BLOCK_N), tl.float32)
     for member in range(MEMBERS):
         address = tl.load(delta_table + (which * MEMBERS + member) * blocks + block)
-        up = address.to(pointer)
+        up = tl.multiple_of(address.to(pointer), 16)
         given_NL = n_N[:, None] + r_L[None, :] < tl.where(address != 0, BLOCK_N + RANK, 0)
         up_NL = tl.load(up + n_N[:, None] * RANK + r_L[None, :], mask=given_NL, other=0.0)
         own_R = (row_R // rows_a_member) == member
@@ -130,14 +137,14 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     n_N = piece * BLOCK_N + tl.arange(0, BLOCK_N)
     real_R = row_R < rows
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
-    weight = tl.load(weight_table + group * blocks + block).to(pointer)
+    weight = _at(weight_table, group * blocks + block, pointer)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     sum_RNK = tl.zeros((BLOCK_R, BLOCK_N, BLOCK_K), tl.float32)
     if GLU > 0:
-        up_weight = tl.load(up_weight_table + group * blocks + block).to(pointer)
+        up_weight = _at(up_weight_table, group * blocks + block, pointer)
         up_RNK = tl.zeros((BLOCK_R, BLOCK_N, BLOCK_K), tl.float32)
     if NORM:
-        gain = tl.load(gain_table + group).to(pointer)
+        gain = _at(gain_table, group, pointer)
         square_RK = tl.zeros((BLOCK_R, BLOCK_K), tl.float32)
     span: tl.constexpr = (K + SPLITS - 1) // SPLITS
     for start in tl.static_range(0, span, BLOCK_K):
@@ -169,7 +176,7 @@ def thin_kernel(  # type: ignore[no-untyped-def]
             up_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width,
                                   all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
     if BIAS:
-        bias = tl.load(bias_table + group * blocks + block).to(pointer)
+        bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
     if GLU > 0:
         total_RN = _activate(total_RN, GLU) * up_RN
@@ -210,7 +217,7 @@ def embed_kernel(token_MB, table_M, x_MBK, slots, scale, K: tl.constexpr, BLOCK_
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     row = tl.load(token_MB + member * slots + slot)
     k_K = tl.arange(0, BLOCK_K)
-    found = tl.load(tl.load(table_M + member).to(pointer) + row * K + k_K, mask=k_K < K)
+    found = tl.load(_at(table_M, member, pointer) + row * K + k_K, mask=k_K < K)
     tl.store(x_MBK + (member * slots + slot) * K + k_K, (found * scale).to(WEIGHT), mask=k_K < K)
 
 
@@ -224,7 +231,7 @@ def residual_kernel(  # type: ignore[no-untyped-def]
     k_K = tl.arange(0, BLOCK_K)
     real_K = k_K < K
     y = tl.load(y_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
-    gain = tl.load(tl.load(gain_table + row // rows_a_group).to(pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
+    gain = tl.load(_at(gain_table, row // rows_a_group, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
     normed = y * tl.rsqrt(tl.sum(y * y, 0) / K + eps) * (gain + gain_offset)
     x = tl.load(x_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
     tl.store(x_RK + row * K + k_K, (x + normed.to(WEIGHT).to(tl.float32)).to(WEIGHT), mask=real_K)

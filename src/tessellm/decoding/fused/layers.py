@@ -20,6 +20,9 @@ THIN = 4  # rows up to which sums in registers beat matrix units
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Where tensors start: at multiples of 16 bytes, which the kernels rely on."""
+    if device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in tensors):
+        raise ValueError("a weight does not start at a multiple of 16 bytes")
     return torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
 
 
@@ -30,6 +33,7 @@ def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.devic
         for tensor in tensors:
             if tensor is None:
                 continue
+            addresses([tensor], device)
             step = tensor.stride(0) * tensor.element_size() * BLOCK_N
             table += [tensor.data_ptr() + block * step for block in range(tensor.shape[0] // BLOCK_N)]
     return torch.tensor(table, device=device)
