@@ -9,6 +9,7 @@ import sys
 import typer
 from rich.markup import escape
 
+from .commands.bench import bench
 from .commands.compose import compose
 from .commands.demo import demo
 from .commands.generate import generate
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, compose, inspect, generate, tune, probe, reproduce, serve):
+for command in (demo, compose, inspect, generate, tune, probe, bench, reproduce, serve):
     app.command()(command)
 
 

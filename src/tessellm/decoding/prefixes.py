@@ -22,6 +22,10 @@ class Prefixes:
         if slot is not None:
             self.written[slot] = list(tokens)
 
+    def forget(self) -> None:
+        """Feed every prompt anew: for measurements. Nobody may be in a slot."""
+        self.written = [[] for _ in self.written]
+
     def moved(self, source: int, target: int) -> None:
         self.written[target] = self.written[source]
 

@@ -1,0 +1,45 @@
+"""The sweep as a picture: milliseconds a step against what was varied, with the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import require
+
+AXES = {"experts": "experts", "batch": "sequences at once", "prompt": "context (tokens)"}
+LINES = {
+    "ms_a_step": "engine",
+    "on_device_ms": "loop on the device",
+    "notebook_ms": "notebook loop",
+    "limit_ms": "limit",
+}
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """One panel for each quantity that takes several values, the others held where most cases have them."""
+    require("matplotlib", "plots")
+    from matplotlib.figure import Figure
+
+    rows: Sequence[Mapping[str, Any]] = result["rows"]
+    common = {axis: max((row[axis] for row in rows), key=[row[axis] for row in rows].count) for axis in AXES}
+    panels = []
+    for axis in AXES:
+        held = [row for row in rows if all(row[other] == common[other] for other in AXES if other != axis)]
+        if len({row[axis] for row in held}) > 1:
+            panels.append((axis, sorted(held, key=lambda row: row[axis])))
+    panels = panels or [("experts", list(rows))]
+    figure = Figure(figsize=(4.5 * len(panels), 3.6), layout="constrained")
+    for number, (axis, held) in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for key, label in LINES.items():
+            points = [(row[axis], row[key]) for row in held if row.get(key) is not None]
+            if points:
+                style = "k--" if key == "limit_ms" else "o-"
+                axes.plot(*zip(*points, strict=True), style, label=label)
+        axes.set(xlabel=AXES[axis], ylabel="ms a step", yscale="log")
+        if axis != "experts":
+            axes.set_xscale("log", base=2)
+        axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
