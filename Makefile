@@ -14,6 +14,9 @@ demo: $(VENV)/.demo
 
 test: lint types unit
 
+test-browser: $(VENV)/.browser
+	$(BIN)/pytest -m browser
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,6 +49,10 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.browser: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[browser]'
+	@touch $@ $(VENV)/.test $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'

@@ -67,6 +67,24 @@ def composition(*experts: str, **options) -> tessellm.ComposedForCausalLM:
     return model
 
 
+HOSTILE = {
+    "3": "<script>document.title='owned'</script>",
+    "7": "\x1b]0;owned\x07\x1b[31m\u202egnp.exe\u2066",
+    "6": "</script><img src=x onerror=\"document.title='owned'\">{{data}}",
+}
+
+
+def hostile_tokenizer():
+    """The same ids, but the digits are texts that would do harm if they were shown as they are."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {HOSTILE.get(token, token): number for token, number in character_tokenizer().get_vocab().items()}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
 def prompts(count: int = 12, seed: int = 0) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randint(len(LETTERS), (count, 4), generator=generator)

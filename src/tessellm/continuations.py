@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -108,19 +108,28 @@ def by_reference(
     streamer: TextStreamer | None,
 ) -> Iterator[list[int]]:
     """The new tokens of each row, in order; padding may follow the end."""
+    for start, output_BT in reference_batches(model, rows, request, batch_size, lambda: {"streamer": streamer}):
+        yield from output_BT[:, start:].tolist()
+
+
+def reference_batches(
+    model: ComposedForCausalLM,
+    rows: Sequence[Sequence[int]],
+    request: Request,
+    batch_size: int,
+    options: Callable[[], dict[str, Any]],
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The length of some rows' padded prompts, and those with what was written. `options` are made for every batch and
+    given to `generate`."""
     torch.manual_seed(request.seed)
     generate = cast(Any, model).generate
     for start in range(0, len(rows), batch_size):
         ids_BT, mask_BT = left_padded(rows[start : start + batch_size], model)
         stopping = [_StopTexts(model.tokenizer, request.stop, ids_BT.shape[1])] if request.stop else None
         output_BT = generate(
-            ids_BT,
-            attention_mask=mask_BT,
-            stopping_criteria=stopping,
-            streamer=streamer,
-            **settings_of(model, request),
+            ids_BT, attention_mask=mask_BT, stopping_criteria=stopping, **settings_of(model, request), **options()
         )
-        yield from output_BT[:, ids_BT.shape[1] :].tolist()
+        yield ids_BT.shape[1], output_BT
 
 
 def settings_of(model: ComposedForCausalLM, request: Request) -> dict[str, Any]:

@@ -130,12 +130,7 @@ def generate_texts(
 ) -> Iterator[Generated]:
     """Continue every prompt, in order. By the fast path, or by model.py if `engine` is "reference" or the fast path
     cannot run this composition; then `note` is told why."""
-    if "" in request.stop:
-        raise PromptError("a stop text must not be empty: every text holds it")
-    tokenizer = tokenizer_of(model)
-    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
-    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
-    check_lengths(model, rows, request.max_new_tokens)
+    tokenizer, rows = tokenizer_of(model), encode_prompts(model, prompts, request)
     streamer = Streamer(tokenizer, stream, request.stop) if stream is not None else None
     fast = None
     if engine != "reference":
@@ -148,7 +143,18 @@ def generate_texts(
     else:
         written = by_engine(fast, tokenizer, rows, request, streamer)
     for prompt, new_T in zip(prompts, written, strict=True):
-        yield _finished(model, prompt, new_T, request)
+        yield finished(model, prompt, new_T, request)
+
+
+def encode_prompts(model: ComposedForCausalLM, prompts: Sequence[str], request: Request) -> list[list[int]]:
+    """Their token ids, if the request can be fulfilled."""
+    if "" in request.stop:
+        raise PromptError("a stop text must not be empty: every text holds it")
+    tokenizer = tokenizer_of(model)
+    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
+    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
+    check_lengths(model, rows, request.max_new_tokens)
+    return rows
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
@@ -171,7 +177,7 @@ def as_chat(tokenizer: Any, prompt: str) -> str:
     )
 
 
-def _finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:
+def finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:
     ends = set(model.config.eos_token_id or ())
     length = next((t for t, token in enumerate(new_T) if token in ends), None)
     kept = new_T if length is None else new_T[:length]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from tessellm.diagnose import decoders
 from tessellm.diagnose.decoders import (
     folds_of,
     logistic,
@@ -34,7 +35,7 @@ def test_ridge_is_scikit_learns_at_every_penalty(shape: tuple[int, int]) -> None
 
 
 def test_logistic_is_scikit_learns_with_rows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessellm.diagnose.decoders.MOST_ITERATIONS", 2000)
+    monkeypatch.setattr(decoders, "MOST_ITERATIONS", 2000)
     x, classes, rows = gaussian(60, 5), 4, 60
     y = ((x @ gaussian(5, classes, seed=1)) + gaussian(60, classes, seed=2)).argmax(1)
     shuffled = y[torch.randperm(rows, generator=torch.Generator().manual_seed(3))]

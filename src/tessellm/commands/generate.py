@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from .shared import Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
+
+if TYPE_CHECKING:
+    from ..continuations import Request
 
 
 def generate(
@@ -27,6 +31,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
+    trace: Annotated[bool, typer.Option(help="Show which member owns each token; by the reference.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run at once.")] = 8,
     engine: Annotated[
         Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
@@ -35,12 +40,18 @@ def generate(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Generate text; one prompt is streamed, several are batched."""
+    """Generate text; one prompt is streamed, several are batched.
+
+    Example: tessellm generate out "Write a function that" --trace
+    """
     from ..generation import Request, generate_texts, read_prompts
 
     asked = read_prompts(prompts or [], file)
     request = Request(max_new_tokens, temperature, top_p, seed, tuple(stop or ()), chat)
     composition = load(model, device, dtype)
+    if trace:
+        write_json(json_path, _traced(composition, asked, request, batch_size))
+        return
     results = []
     for result in generate_texts(
         composition,
@@ -55,3 +66,14 @@ def generate(
         if len(asked) > 1:
             out.print(f"[bold]{escape(result.prompt)}[/bold]{escape(result.text)}", soft_wrap=True)
     write_json(json_path, [asdict(result) for result in results])
+
+
+def _traced(composition: Any, asked: list[str], request: Request, batch_size: int) -> list[dict[str, Any]]:
+    from ..diagnose.speaking import Terminal, generate_traced
+
+    terminal = Terminal(sys.stdout, composition.config.member_names)
+    terminal.legend()
+    results = []
+    for result, trace in generate_traced(composition, asked, request, batch_size, terminal):
+        results.append(asdict(result) | {"trace": json.loads(trace.to_json())["tokens"]})
+    return results

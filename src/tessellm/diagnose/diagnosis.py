@@ -16,6 +16,8 @@ from .advice import Advice, advise
 from .certificate import Certificate, certificate
 from .interference import Interference, interference, rows_of
 from .prompts import Example, as_example, check_examples
+from .rates import Rate, average
+from .score import chance_apart, chance_right
 from .trace import Trace, finite, trace, trace_generation
 
 Progress = Callable[[int, int], None]
@@ -36,6 +38,8 @@ class Diagnosis:
     advice: tuple[Advice, ...]
     examples: tuple[Example, ...]
     traces: tuple[Trace, ...]
+    predicted: Rate  # share of texts that are right, as far as traces tell
+    loss: float  # how much less that is than if the loudest expert spoke alone at every token
     skipped: tuple[str, ...] = ()
 
     @property
@@ -51,10 +55,17 @@ class Diagnosis:
         plain = {name: getattr(self, name) for name in ("members", "weights", "rule", "termination", "texts", "tokens")}
         proof = asdict(self.certificate) | {"vacuous": self.certificate.vacuous, "holds": self.certificate.holds}
         parts = {"found": asdict(self.found), "certificate": proof, "advice": [asdict(each) for each in self.advice]}
-        return finite({**plain, "clean": self.clean, **parts, "skipped": list(self.skipped)})
+        predicted = {"predicted": asdict(self.predicted), "loss": self.loss}
+        return finite({**plain, "clean": self.clean, **predicted, **parts, "skipped": list(self.skipped)})
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def to_html(self) -> str:
+        """One self-contained page: findings, figures, and the texts coloured by owner."""
+        from .report import report_page
+
+        return report_page(self)
 
 
 def diagnose(
@@ -91,9 +102,12 @@ def conclude(
     rows = rows_of(traces)
     found, proof = interference(rows, members, traces), certificate(rows, members)
     advice = advise(found, proof, str(model.rule.name), model.config.termination)
+    right_B = chance_right(rows)
+    predicted = average(right_B, torch.arange(rows.texts), rows.texts)
+    loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
-        tuple(advice), tuple(examples), tuple(traces), tuple(skipped),
+        tuple(advice), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
     )  # fmt: skip
 
 

@@ -115,6 +115,12 @@ class Trace:
         content = {"members": self.members, "rule": self.rule, "tokens": [finite(row) for row in self.rows()]}
         return json.dumps(content, ensure_ascii=False)
 
+    def to_html(self) -> str:
+        """One self-contained page: the texts coloured by owner, and every member's view of each token."""
+        from .report import trace_page
+
+        return trace_page(self)
+
     def to_pandas(self) -> Any:
         """A DataFrame: one row a scored token, `divergence.math` for what there is of every member."""
         pandas = require("pandas", "frames")

@@ -75,6 +75,9 @@ EXPERIMENTS = {
     "images": Experiment(
         "images.experiment", "pictures of known parts: do layers announce the combinations that fail?", in_all=False
     ),
+    "prediction": Experiment(
+        "prediction.experiment", "the diagnosis on unlabelled prompts against measured accuracy, 204 compositions"
+    ),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 

@@ -1,0 +1,75 @@
+"""`tessellm diagnose`: can these be composed, where do they interfere, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
+
+if TYPE_CHECKING:
+    from ..diagnose import Diagnosis
+
+
+def diagnose(
+    model: ModelPath,
+    prompts: Annotated[
+        Path,
+        typer.Argument(metavar="PROMPTS", help="A file: .jsonl with prompt, text or both, .json, or lines of prompts."),
+    ],
+    report: Annotated[Path | None, typer.Option("--out", "-o", help="Write the HTML report here.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How much is written after a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    skip_malformed: Annotated[bool, typer.Option(help="Leave out entries that are malformed or too long.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    device: Device = None,
+    dtype: Dtype = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Diagnose a composition on prompts, which it continues, or on given texts.
+
+    Example: tessellm diagnose out prompts.jsonl -o report.html
+    """
+    from ..diagnose import diagnose as measure
+    from ..diagnose.prompts import read_examples
+    from ..diagnose.shown import visible
+    from ..files import write_text
+
+    examples, problems = read_examples(prompts, skip_malformed)
+    composition = load(model, device, dtype)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("reading", total=len(examples))
+        found = measure(
+            composition, examples, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed,
+            temperature=temperature, skip_malformed=skip_malformed,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )  # fmt: skip
+    for problem in (*problems, *found.skipped):
+        err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
+    out.print(_table(found))
+    for advice in found.advice:
+        out.print(f"• {escape(visible(advice.text))}", soft_wrap=True)
+    if report is not None:
+        write_text(report, found.to_html())
+        out.print(f"report → {escape(str(report))}", soft_wrap=True)
+    write_json(json_path, found.to_dict() | {"skipped": [*problems, *found.skipped]})
+
+
+def _table(found: Diagnosis) -> Table:
+    numbers, proof = found.found, found.certificate
+    table = Table("", "share", "95 % interval", **PLAIN)
+    named = {f"{name} active": rate for name, rate in numbers.active.items()}
+    rows = named | {"two at once": numbers.several, "interference": numbers.interfering, "nobody's": numbers.novel}
+    rows["texts predicted right"] = found.predicted
+    for name, rate in rows.items():
+        table.add_row(escape(name), f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
+    bound = "vacuous" if proof.vacuous else f"at most {proof.bound_share:.1%} of texts differ"
+    table.caption = f"{found.texts} texts, {found.tokens} tokens; gap {proof.gap:.3g} nats a text; certificate: {bound}"
+    table.caption_justify = "left"
+    return table

@@ -1,0 +1,142 @@
+"""Does the diagnosis on unlabelled prompts predict how often a composition is right?
+
+Some hundred compositions, of well- and under-trained members, with compatible and rival experts, in regimes in which
+the theory holds and in which it does not, under Eq. 2 and under the default rule. For each: the predicted share of
+right texts, from what the diagnosis sees on prompts without answers, and the measured share on other prompts. The
+naive predictor beside it is the experts' mean divergence from the base. The score was frozen before any seed
+from 100 on was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...diagnose.score import chance_right
+from ..claims import Claim, Result
+from . import letters, skills
+from .compositions import Judged
+
+Benchmark = Callable[[int, str, str, Callable[[str], None]], Iterator[Judged]]
+BENCHMARKS: dict[str, Benchmark] = {"letters": letters.judged, "skills": skills.judged}
+RESAMPLES = 2000
+
+
+def ranks(values: Sequence[float]) -> Tensor:
+    """Average ranks: equal values share theirs."""
+    value_N = torch.tensor(values, dtype=torch.float64)
+    below_N = (value_N[:, None] > value_N).sum(1)
+    return below_N + ((value_N[:, None] == value_N).sum(1) - 1) / 2.0
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The rank correlation, ties included; 0 where one of the two is constant."""
+    pair_2N = torch.stack([ranks(one), ranks(other)])
+    pair_2N = pair_2N - pair_2N.mean(1, keepdim=True)
+    size = pair_2N.norm(dim=1).prod()
+    return float(pair_2N.prod(0).sum() / size) if size > 0 else 0.0
+
+
+def interval(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> tuple[float, float]:
+    """Of the rank correlation: a bootstrap over groups of compositions that share their trained members."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["members"], []).append(row)
+    every = list(groups.values())
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = torch.randint(len(every), (len(every),), generator=generator).tolist()
+        some = [row for group in drawn for row in every[group]]
+        found.append(spearman([row[name] for row in some], [row["measured"] for row in some]))
+    low, high = torch.tensor(found, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    return low, high
+
+
+def row_of(judged: Judged, seed: int) -> dict[str, Any]:
+    about = judged.description
+    members = f"{judged.benchmark} {seed}, {about['updates']} updates, {about.get('regime', '')}"
+    return {
+        "benchmark": judged.benchmark,
+        "seed": seed,
+        "members": members,
+        **about,
+        "predicted": float(chance_right(judged.rows).mean()),
+        "mean KL": float(judged.rows["divergence"].mean()),
+        "measured": judged.accuracy,
+    }
+
+
+def claims_of(rows: Sequence[Mapping[str, Any]], seed: int) -> list[Claim]:
+    measured = [row["measured"] for row in rows]
+    value = spearman([row["predicted"] for row in rows], measured)
+    low, high = (round(each, 4) for each in interval(rows, "predicted", seed))
+    naive = spearman([-row["mean KL"] for row in rows], measured)
+    error = sum(abs(row["predicted"] - row["measured"]) for row in rows) / len(rows)
+    judged = "rank correlation of predicted and measured share of right texts"
+    claims = [
+        Claim("spearman", judged, round(value, 4), "≥ 0.8", value >= 0.8),
+        Claim("interval", f"{judged}: 95 % interval", [low, high]),
+        Claim("naive", "the same for less mean KL", round(naive, 4)),
+        Claim("error", "mean absolute difference of predicted and measured share", round(error, 4)),
+        Claim("compositions", "compositions judged", len(rows), "≥ 60", len(rows) >= 60),
+    ]
+    for key in ("benchmark", "rule"):
+        for kind in sorted({row[key] for row in rows}):
+            some = [row for row in rows if row[key] == kind]
+            found = spearman([row["predicted"] for row in some], [row["measured"] for row in some])
+            claims.append(Claim(f"{key} {kind}", f"{judged}, {kind} alone ({len(some)})", round(found, 4)))
+    return claims
+
+
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, judge, write `prediction.json` and `prediction.png`."""
+    began = time.monotonic()
+    device = "cuda" if size == "full" else "cpu"
+    torch.set_float32_matmul_precision("highest")
+    rows = []
+    for each in range(seed, seed + (3 if size == "full" else 1)):
+        for name, judge in BENCHMARKS.items():
+            rows += [row_of(judged, each) for judged in judge(each, size, device, log)]
+            log(f"seed {each}, {name}: {len(rows)} compositions")
+    result = Result(
+        "prediction", claims_of(rows, seed), seed, size, time.monotonic() - began, ("prediction.png",),
+        {"compositions": rows},
+    )  # fmt: skip
+    content = result.write(out)
+    draw(content, out)
+    return content
+
+
+def draw(content: dict[str, Any], out: Path) -> None:
+    """Predicted and naive against measured."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    rows = content["tables"]["compositions"]
+    by_id = {claim["id"]: claim["value"] for claim in content["claims"]}
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    marks = {"letters": "o", "skills": "s"}
+    for rule, shade in (("product", "C3"), ("evidence", "C0")):
+        for benchmark in BENCHMARKS:
+            some = [row for row in rows if row["rule"] == rule and row["benchmark"] == benchmark]
+            for axis, name in ((left, "predicted"), (right, "mean KL")):
+                axis.plot(
+                    [row[name] for row in some], [row["measured"] for row in some], marks.get(benchmark, "^"),
+                    color=shade, markersize=4, alpha=0.6, label=f"{benchmark}, {rule}",
+                )  # fmt: skip
+    left.plot([0, 1], [0, 1], color="0.6", linewidth=1)
+    left.set(xlabel="predicted share of right texts, without answers", ylabel="measured share")
+    left.set_title(f"Diagnosis: rank correlation {by_id['spearman']:.2f}", fontsize=10)
+    right.set(xlabel="mean KL of the experts from the base (nats)", xscale="symlog")
+    right.set_title(f"Naive: {by_id['naive']:.2f}", fontsize=10)
+    left.legend(fontsize=7)
+    figure.suptitle(f"{len(rows)} compositions ({content['hardware']}; seed {content['seed']})", fontsize=9)
+    figure.savefig(out / "prediction.png", dpi=120)

@@ -1,0 +1,118 @@
+"""Pages and terminals: complete, and inert whatever a token, a name or a prompt holds."""
+
+import io
+import json
+import re
+
+import pytest
+import torch
+
+import tessellm
+from planted import HOSTILE, composition, hostile_tokenizer, prompts
+from tessellm.diagnose.shown import LINES, PALETTE, colour, in_terminal, line_style, visible
+from tessellm.diagnose.speaking import Terminal, generate_traced
+from tessellm.generation import Request
+
+BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
+
+
+def data_of(page: str) -> dict:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found)
+
+
+def test_signs_for_what_would_act():
+    assert visible("a\x1b[31mb\x7f\x00") == "a␛[31mb␡␀"
+    assert visible("a\nb\tc") == "a\nb\tc"
+    assert visible("a\nb", keep="") == "a␊b"
+    for code in BIDI:
+        assert visible(chr(code)) == f"⟨U+{code:04X}⟩"
+    assert visible("\u2028\ud800\ufeff\u009b") == "⟨U+2028⟩⟨U+D800⟩⟨U+FEFF⟩⟨U+009B⟩"
+    assert visible("né 漢 שלום 👩‍🚀") == "né 漢 שלום 👩‍🚀"
+
+
+def test_every_owner_looks_different():
+    looks = {(colour(owner), line_style(owner)) for owner in range(1, len(PALETTE) * len(LINES) + 1)}
+    assert len(looks) == len(PALETTE) * len(LINES)
+    assert in_terminal("x", 0) == "x"
+    assert in_terminal("a\n\x1bb", 1) == "\x1b[38;5;33ma\x1b[0m\n\x1b[38;5;33m␛b\x1b[0m"
+
+
+def test_the_page_is_complete_and_loads_nothing():
+    diagnosis = tessellm.diagnose(composition("three", "other_three", "six"), prompts(), max_new_tokens=24)
+    page = diagnosis.to_html()
+    data = data_of(page)
+    assert data["voices"] == ["base", "three", "other_three", "six", "composed"]
+    assert len(data["rows"]) == diagnosis.tokens == page.count('data-i="')
+    assert page.count("<svg") == 5
+    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", page)
+    for advice in diagnosis.advice:
+        assert advice.text[:40] in page
+    row = data["rows"][5]
+    trace = diagnosis.traces[0]
+    position = trace.scored[0].nonzero()[5, 0]
+    assert data["strings"][row["token"]] == trace.token_texts(0)[position]
+    assert row["kl"] == pytest.approx(trace.divergence[0, position].tolist(), abs=1e-4)
+    assert [len(top) for top in row["top"]] == [5] * 5
+
+
+def test_hostile_tokens_are_inert():
+    model = composition("three", "other_three", "six")
+    model.tokenizer = hostile_tokenizer()
+    diagnosis = tessellm.diagnose(model, prompts(), max_new_tokens=24)
+    for page in (diagnosis.to_html(), tessellm.trace(model, diagnosis.traces[0].tokens).to_html()):
+        assert not re.search(r"<(?:img|script>document)", page)
+        assert page.count("<script") == 2
+        assert page.count("</script>") == 2
+        assert "\x1b" not in page
+        assert not any(chr(code) in page for code in BIDI)
+        strings = data_of(page)["strings"]
+        assert HOSTILE["3"] in [string.replace("␣", " ") for string in strings]
+        assert "{{data}}" in page  # a token is no placeholder
+
+
+def test_what_a_terminal_shows():
+    model = composition("three", "other_three", "six", rule="evidence")
+    model.tokenizer = hostile_tokenizer()
+    stream = io.StringIO()
+    terminal = Terminal(stream, model.config.member_names)
+    results = list(generate_traced(model, ["ab"], Request(max_new_tokens=8), 1, terminal))
+    shown = stream.getvalue()
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert re.search(r"c\[(three|other_three)\|", shown)
+    assert shown.endswith("]g\n") or "six|" in shown
+    (result, trace), *_ = results
+    assert result.tokens == 8
+    assert trace.scored.all()
+    assert visible(result.text) == re.sub(r"\[\w+\||\](?!0;)", "", shown.rstrip("\n")).replace("\\", "")
+
+
+@pytest.mark.parametrize("stop", [(), ("e",)])
+def test_traced_generation_is_generation(stop):
+    from tessellm.generation import generate_texts
+
+    model = composition("three", "six", rule="evidence")
+    request = Request(max_new_tokens=12, stop=stop)
+    plain = list(generate_texts(model, ["ab", "cdef"], request))
+    terminal = Terminal(io.StringIO(), model.config.member_names)
+    traced = [result for result, _ in generate_traced(model, ["ab", "cdef"], request, 8, terminal)]
+    assert traced == plain
+
+
+def test_colours_only_where_there_are_any(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    terminal = Terminal(stream, ["base", "one"])
+    terminal.legend()
+    terminal.piece("x\x1b", 1)
+    terminal.end()
+    assert stream.getvalue() == "base  \x1b[38;5;33mone\x1b[0m\n\x1b[38;5;33mx␛\x1b[0m\n"
+
+
+def test_a_trace_of_several_texts_is_a_page():
+    model = composition("three", "six")
+    ids = torch.tensor([model.tokenizer("abc3def6g")["input_ids"], model.tokenizer("bcdefghab")["input_ids"]])
+    page = tessellm.trace(model, ids).to_html()
+    assert page.count('class="text"') == 2
+    assert len(data_of(page)["rows"]) == 16

@@ -1,0 +1,54 @@
+"""The predicted share of right texts: high where experts compose, low where they contradict, blind to no blend."""
+
+import pytest
+import torch
+
+import tessellm
+from planted import composition, prompts
+from tessellm.diagnose.interference import Rows
+from tessellm.diagnose.laws import hearing_of
+from tessellm.diagnose.recorder import log_probabilities
+from tessellm.diagnose.score import chance_right, sharpened
+from tessellm.diagnose.statistics import statistics
+from tessellm.rules import make_rule
+
+
+def test_it_is_high_for_a_clean_pair_and_low_for_a_contradiction():
+    clean, torn = (
+        tessellm.diagnose(composition("three", other), prompts(), max_new_tokens=24) for other in ("six", "other_three")
+    )
+    assert clean.predicted.value > 0.95
+    assert clean.loss < 0.02
+    assert torn.predicted.value < 0.4
+    assert torn.loss > 0.5
+    assert torn.predicted.low <= torn.predicted.value <= torn.predicted.high
+
+
+def rows_of_law(logp: torch.Tensor) -> Rows:
+    """One text of one token, written greedily by Eq. 2."""
+    rule, logp_MBTV = make_rule("product"), logp[:, None, None]
+    composed, _ = rule(logp_MBTV, torch.zeros(1, 1), torch.ones(1, 1), None)
+    found = statistics(logp_MBTV, composed, hearing_of(rule), ((),) * len(logp), None)
+    columns = {name.rpartition("_")[0]: each[0] for name, each in found._asdict().items() if each is not None}
+    columns["logprob"] = log_probabilities(logp_MBTV, composed, composed.argmax(-1))[0]
+    return Rows(torch.zeros(1, dtype=torch.long), 1, columns)
+
+
+def test_a_blend_is_no_mistake():
+    base, content = torch.tensor([0.96, 0.02, 0.02]), torch.tensor([0.02, 0.96, 0.02])
+    style, styled = torch.tensor([0.95, 0.05]), torch.tensor([0.05, 0.95])
+    laws = torch.stack(
+        [torch.outer(c, s).flatten() for c, s in ((base, style), (content, style), (base, styled))]
+    ).log()
+    rows = rows_of_law(laws)
+    assert rows["novel"].all()
+    assert chance_right(rows) > 0.9
+    rival = torch.tensor([0.02, 0.02, 0.96])
+    laws = torch.stack([torch.outer(c, style).flatten() for c in (base, content, rival)]).log()
+    assert chance_right(rows_of_law(laws)) < 0.6
+
+
+def test_confidence_is_sharpened():
+    top = torch.tensor([[0.6, 0.3, 0.1]]).log()[:, None]
+    assert sharpened(top[..., 0], top)[0, 0] == pytest.approx(0.216 / (0.216 + 0.027 + 0.001))
+    assert sharpened(torch.tensor([[-9.0]]), top)[0, 0] < 1e-9
