@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def attention_kernel(  # type: ignore[no-untyped-def]
-    qkv_RN, key_cache, value_cache, position_B, cos_CD, sin_CD, found_RN, part_max, part_sum, part_found,
-    slots, members, junk, cell_stride, head_stride, row_stride, window, scale, softcap, cells_a_split,
+    qkv_SRN, key_cache, value_cache, position_B, cos_CD, sin_CD, found_RN, part_max, part_sum, part_found,
+    rows, slots, members, junk, cell_stride, head_stride, row_stride, window, scale, softcap, cells_a_split,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, CACHE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, CACHE: tl.constexpr, IN_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows (member-major), key-value heads, splits of the cells. GROUP: queries a head, padded."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -28,20 +28,31 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     sin = tl.load(sin_CD + at * half + h_H)
 
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
-    line = qkv_RN + row * width
+    line = row * width
     q = line + (head * queries + g_G[:, None]) * D + h_H[None, :]
     wanted = (g_G < queries)[:, None]
-    q1 = tl.load(q, mask=wanted, other=0.0).to(tl.float32)
-    q2 = tl.load(q + half, mask=wanted, other=0.0).to(tl.float32)
+    k = line + (HEADS + head) * D + h_H
+    v = line + (HEADS + KV_HEADS + head) * D + h_H
+    q1 = tl.zeros((GROUP, half), tl.float32)
+    q2 = tl.zeros((GROUP, half), tl.float32)
+    k1, k2 = tl.zeros((half,), tl.float32), tl.zeros((half,), tl.float32)
+    v1, v2 = tl.zeros((half,), tl.float32), tl.zeros((half,), tl.float32)
+    for part in tl.static_range(IN_SPLITS):
+        base = qkv_SRN + part * rows * width
+        q1 += tl.load(base + q, mask=wanted, other=0.0).to(tl.float32)
+        q2 += tl.load(base + q + half, mask=wanted, other=0.0).to(tl.float32)
+        k1 += tl.load(base + k).to(tl.float32)
+        k2 += tl.load(base + k + half).to(tl.float32)
+        v1 += tl.load(base + v).to(tl.float32)
+        v2 += tl.load(base + v + half).to(tl.float32)
+    q1, q2 = q1.to(CACHE).to(tl.float32), q2.to(CACHE).to(tl.float32)
+    k1, k2 = k1.to(CACHE).to(tl.float32), k2.to(CACHE).to(tl.float32)
+    v1, v2 = v1.to(CACHE), v2.to(CACHE)
     low_q = (q1 * cos[None, :] - q2 * sin[None, :]).to(CACHE)
     high_q = (q2 * cos[None, :] + q1 * sin[None, :]).to(CACHE)
 
-    k = line + (HEADS + head) * D + h_H
-    k1, k2 = tl.load(k).to(tl.float32), tl.load(k + half).to(tl.float32)
     low_k = (k1 * cos - k2 * sin).to(CACHE)
     high_k = (k2 * cos + k1 * sin).to(CACHE)
-    v = line + (HEADS + KV_HEADS + head) * D + h_H
-    v1, v2 = tl.load(v).to(CACHE), tl.load(v + half).to(CACHE)
 
     place = (slot * members + member) * row_stride + head * head_stride
     own = place + cell * cell_stride + h_H

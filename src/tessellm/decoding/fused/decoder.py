@@ -31,39 +31,32 @@ class FusedDecoder:
         self.embeddings = addresses([member.model.embed_tokens.weight for member in members], self.device)
         self.cos, self.sin = rotations(one, cache.cells)
         self.layers = [self._layer([member.model.layers[i] for member in members]) for i in range(architecture.layers)]
-        self.head = self._linear(
-            [[member.lm_head] for member in members], [member.model.norm for member in members],
-            cap=architecture.final_softcap, out_dtype=torch.float32,
-        )  # fmt: skip
+        self.norm = addresses([member.model.norm.weight for member in members], self.device)
+        self.head = FusedLinear(
+            [[member.lm_head] for member in members], cap=architecture.final_softcap, out_dtype=torch.float32
+        )
         self.shared = self.head.shared
         self._kept = members
 
-    def _linear(
-        self, modules: Sequence[Sequence[Any]], norms: Sequence[Any] | None = None, **settings: Any
-    ) -> FusedLinear:
-        gains = None if norms is None else [norm.weight for norm in norms]
-        a = self.architecture
-        return FusedLinear(modules, gains, eps=a.eps, gain_offset=a.gain_offset, **settings)
-
     def _layer(self, layers: Sequence[Any]) -> dict[str, Any]:
         post = self.architecture.post_norms
-        before_mlp = "pre_feedforward_layernorm" if post else "post_attention_layernorm"
         attention, mlp = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
-        found: dict[str, Any] = {
-            "qkv": self._linear(
-                [[a.q_proj, a.k_proj, a.v_proj] for a in attention], [layer.input_layernorm for layer in layers]
-            ),
-            "o": self._linear([[a.o_proj] for a in attention]),
-            "mlp": self._linear(
-                [[m.gate_proj, m.up_proj] for m in mlp],
-                [getattr(layer, before_mlp) for layer in layers],
-                glu=self.architecture.activation,
-            ),
-            "down": self._linear([[m.down_proj] for m in mlp]),
+        names = {
+            "before": "input_layernorm",
+            "between": "pre_feedforward_layernorm" if post else "post_attention_layernorm",
         }
-        for name in ("post_attention_layernorm", "post_feedforward_layernorm") if post else ():
-            found[name] = addresses([getattr(layer, name).weight for layer in layers], self.device)
-        return found
+        if post:
+            names |= {"after attention": "post_attention_layernorm", "after mlp": "post_feedforward_layernorm"}
+        gains = {
+            place: addresses([getattr(layer, name).weight for layer in layers], self.device)
+            for place, name in names.items()
+        }
+        return gains | {
+            "qkv": FusedLinear([[a.q_proj, a.k_proj, a.v_proj] for a in attention], splits=True),
+            "o": FusedLinear([[a.o_proj] for a in attention], splits=True),
+            "mlp": FusedLinear([[m.gate_proj, m.up_proj] for m in mlp], glu=self.architecture.activation),
+            "down": FusedLinear([[m.down_proj] for m in mlp], splits=True),
+        }
 
     def takes(self, slots: int, steps: int) -> bool:
         """Whether a pass of this size is one for it: single steps of not too many rows."""
@@ -71,29 +64,34 @@ class FusedDecoder:
 
     def __call__(self, token_MB: Tensor, position_B: Tensor, cells: int) -> Tensor:
         a, members, slots = self.architecture, *token_MB.shape
-        x = torch.empty(members, slots, a.hidden, dtype=self.dtype, device=self.device)
-        wide = triton.next_power_of_2(a.hidden)
+        x, h = (torch.empty(members, slots, a.hidden, dtype=self.dtype, device=self.device) for _ in range(2))
+        sizes: dict[str, Any] = {
+            "K": a.hidden,
+            "BLOCK_K": triton.next_power_of_2(a.hidden),
+            "WEIGHT": TYPES[self.dtype],
+        }
         embed_kernel[(slots, members)](
-            token_MB, self.embeddings, x, slots, a.embedding_scale, K=a.hidden, BLOCK_K=wide, WEIGHT=TYPES[self.dtype]
-        )
-        for index, layer in enumerate(self.layers):
-            found = self._attend(index, layer["qkv"](x), position_B, cells)
-            self._add(x, layer["o"], found, layer.get("post_attention_layernorm"))
-            self._add(x, layer["down"], layer["mlp"](x), layer.get("post_feedforward_layernorm"))
-        return self.head(x)
+            token_MB, self.embeddings, self.layers[0]["before"], x, h, slots, a.embedding_scale, slots, a.eps,
+            a.gain_offset, **sizes,
+        )  # fmt: skip
 
-    def _add(self, x: Tensor, linear: FusedLinear, y: Tensor, gains: Tensor | None) -> None:
-        """x += linear(y), normalised where the architecture does so."""
-        if gains is None:
-            linear(y, residual=x, out=x)
-            return
-        a, wide = self.architecture, triton.next_power_of_2(self.architecture.hidden)
-        residual_kernel[(x.shape[0] * x.shape[1],)](
-            x, linear(y), gains, x.shape[1], a.eps, a.gain_offset, K=a.hidden, BLOCK_K=wide, WEIGHT=TYPES[self.dtype]
-        )
+        def add(y: Tensor, post: Tensor | None, following: Tensor) -> None:
+            """x += y, and h = norm(x) for what comes next."""
+            residual_kernel[(members * slots,)](
+                x, y, h, following if post is None else post, following, members * slots, slots, a.eps, a.gain_offset,
+                SPLITS=y.shape[0], POST=post is not None, **sizes,
+            )  # fmt: skip
+
+        for index, layer in enumerate(self.layers):
+            last = index + 1 == a.layers
+            found = self._attend(index, layer["qkv"](h), position_B, cells)
+            add(layer["o"](found), layer.get("after attention"), layer["between"])
+            following = self.norm if last else self.layers[index + 1]["before"]
+            add(layer["down"](layer["mlp"](h)[0]), layer.get("after mlp"), following)
+        return self.head(h)[0]
 
     def _attend(self, index: int, qkv: Tensor, position_B: Tensor, cells: int) -> Tensor:
-        a, members, slots = self.architecture, *qkv.shape[:2]
+        a, members, slots = self.architecture, *qkv.shape[1:3]
         key, value = self.cache.key_RHCD[index], self.cache.value_RHCD[index]
         rows, group = members * slots, max(16, triton.next_power_of_2(a.heads // a.kv_heads))
         splits = max(1, min(MOST_SPLITS, -(-cells // CELLS_A_SPLIT)))
@@ -104,9 +102,10 @@ class FusedDecoder:
         sizes = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size, "SPLITS": splits}
         attention_kernel[(rows, a.kv_heads, splits)](
             qkv, key, value, position_B, self.cos, self.sin, found, parts[0], parts[1], part_found,
-            slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0), window or 0, a.scaling,
+            rows, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0), window or 0, a.scaling,
             a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
-            BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None, **sizes, **settings,
+            BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None,
+            IN_SPLITS=qkv.shape[0], **sizes, **settings,
         )  # fmt: skip
         if splits > 1:
             combine_kernel[(rows, a.heads)](

@@ -28,17 +28,16 @@ def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def linear_kernel(  # type: ignore[no-untyped-def]
-    x_GRK, y_GRN, weight_table, up_weight_table, gain_table, bias_table, residual_GRN, low_SRL, delta_table, part_table,
-    rows, blocks, out_width, eps, gain_offset, cap, low_width, all_rows, rows_a_member,
+    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
+    rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr,
-    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = W norm(x) [+ deltas] [+ bias], or act(W x) · (W' x), [capped], [+ residual]. Grid: blocks, groups, splits.
+    """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
 
     With deltas (MEMBERS > 0) the rows of all members read one weight, and each adds its own up · low.
-    With SPLITS > 1 partial sums go to y[split], in float32, and nothing else is done.
+    With SPLITS > 1 partial sums go to y[split]; who reads them adds them up.
     """
     block, group, split = tl.program_id(0) * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
     row_R = tl.arange(0, BLOCK_R)
@@ -51,36 +50,23 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
         up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-    if NORM:
-        gain = _at(gain_table, group, pointer)
-        square_R = tl.zeros((BLOCK_R,), tl.float32)
     span: tl.constexpr = (K + SPLITS - 1) // SPLITS
     for start in range(0, span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
         real_K = (k_K < K) & (start + tl.arange(0, BLOCK_K) < span)
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0)
         w_NK = tl.load(weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
-        if NORM:
-            wide_RK = x_RK.to(tl.float32)
-            square_R += tl.sum(wide_RK * wide_RK, 1)
-            gain_K = tl.load(gain + k_K, mask=real_K, other=0.0).to(tl.float32) + gain_offset
-            x_RK = (wide_RK * gain_K[None, :]).to(w_NK.dtype)
         total_RN += tl.dot(x_RK.to(w_NK.dtype), tl.trans(w_NK), input_precision=PRECISION)
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
-    if NORM:
-        scale_R = tl.rsqrt(square_R / K + eps)
-        total_RN = total_RN * scale_R[:, None]
-        if GLU > 0:
-            up_RN = up_RN * scale_R[:, None]
-    if MEMBERS > 0:
+    if MEMBERS > 0 and split == 0:
         total_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width, all_rows,
                             rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
         if GLU > 0:
             up_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width, all_rows,
                              rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
-    if BIAS:
+    if BIAS and split == 0:
         bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
     if GLU > 0:
@@ -88,8 +74,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     if CAP:
         total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
     place = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
-    if ADD:
-        total_RN += tl.load(residual_GRN + place, mask=real_R[:, None], other=0.0).to(tl.float32)
     if SPLITS > 1:
         place += split * tl.num_programs(1) * rows * out_width
     tl.store(y_GRN + place, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
@@ -122,11 +106,10 @@ def _deltas(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def thin_kernel(  # type: ignore[no-untyped-def]
-    x_GRK, y_GRN, weight_table, up_weight_table, gain_table, bias_table, residual_GRN, low_SRL, delta_table, part_table,
-    rows, blocks, out_width, eps, gain_offset, cap, low_width, all_rows, rows_a_member,
+    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
+    rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CAP: tl.constexpr,
-    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """What linear_kernel does, for up to four rows: products and sums in registers keep more of the memory busy.
     Grid: output rows / BLOCK_N, groups, splits of K."""
@@ -143,9 +126,6 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
         up_RNK = tl.zeros((BLOCK_R, BLOCK_N, BLOCK_K), tl.float32)
-    if NORM:
-        gain = _at(gain_table, group, pointer)
-        square_RK = tl.zeros((BLOCK_R, BLOCK_K), tl.float32)
     span: tl.constexpr = (K + SPLITS - 1) // SPLITS
     for start in tl.static_range(0, span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
@@ -154,28 +134,19 @@ def thin_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0).to(tl.float32)
-        if NORM:
-            square_RK += x_RK * x_RK
-            gain_K = tl.load(gain + k_K, mask=real_K, other=0.0).to(tl.float32) + gain_offset
-            x_RK = (x_RK * gain_K[None, :]).to(WEIGHT).to(tl.float32)
         sum_RNK += x_RK[:, None, :] * w_NK.to(tl.float32)[None, :, :]
         if GLU > 0:
             up_RNK += x_RK[:, None, :] * u_NK.to(tl.float32)[None, :, :]
     total_RN = tl.sum(sum_RNK, 2)
     if GLU > 0:
         up_RN = tl.sum(up_RNK, 2)
-    if NORM:
-        scale_R = tl.rsqrt(tl.sum(square_RK, 1) / K + eps)
-        total_RN = total_RN * scale_R[:, None]
-        if GLU > 0:
-            up_RN = up_RN * scale_R[:, None]
-    if MEMBERS > 0:
+    if MEMBERS > 0 and split == 0:
         total_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width,
                                  all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
         if GLU > 0:
             up_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width,
                                   all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
-    if BIAS:
+    if BIAS and split == 0:
         bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
     if GLU > 0:
@@ -183,8 +154,6 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     if CAP:
         total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
     at = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
-    if ADD:
-        total_RN += tl.load(residual_GRN + at, mask=real_R[:, None], other=0.0).to(tl.float32)
     if SPLITS > 1:
         at += split * tl.num_programs(1) * rows * out_width
     tl.store(y_GRN + at, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
@@ -211,27 +180,49 @@ def _thin_deltas(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def embed_kernel(token_MB, table_M, x_MBK, slots, scale, K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x = scale · E[token]. Grid: slots, members."""
+def embed_kernel(  # type: ignore[no-untyped-def]
+    token_MB, table_M, gain_table, x_RK, h_RK, slots, scale, rows_a_gain, eps, gain_offset,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """x = scale · E[token], h = norm(x). Grid: slots, members."""
     slot, member = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
-    row = tl.load(token_MB + member * slots + slot)
+    row = member * slots + slot
     k_K = tl.arange(0, BLOCK_K)
-    found = tl.load(_at(table_M, member, pointer) + row * K + k_K, mask=k_K < K)
-    tl.store(x_MBK + (member * slots + slot) * K + k_K, (found * scale).to(WEIGHT), mask=k_K < K)
+    token = tl.load(token_MB + row)
+    x = tl.load(_at(table_M, member, pointer) + token * K + k_K, mask=k_K < K, other=0.0)
+    x = (x * scale).to(WEIGHT)
+    tl.store(x_RK + row * K + k_K, x, mask=k_K < K)
+    _store_normed(h_RK, x.to(tl.float32), gain_table, row, rows_a_gain, k_K, eps, gain_offset, K, WEIGHT)
 
 
 @triton.jit
 def residual_kernel(  # type: ignore[no-untyped-def]
-    x_RK, y_RK, gain_table, rows_a_group, eps, gain_offset, K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr
+    x_RK, y_SRK, h_RK, post_gains, next_gains, rows, rows_a_gain, eps, gain_offset,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, POST: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """x += norm(y). Grid: rows."""
+    """x += y, normalised first where the architecture does so; h = norm(x) for what reads it next. Grid: rows."""
     row = tl.program_id(0)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     k_K = tl.arange(0, BLOCK_K)
     real_K = k_K < K
-    y = tl.load(y_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
-    gain = tl.load(_at(gain_table, row // rows_a_group, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
-    normed = y * tl.rsqrt(tl.sum(y * y, 0) / K + eps) * (gain + gain_offset)
-    x = tl.load(x_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32)
-    tl.store(x_RK + row * K + k_K, (x + normed.to(WEIGHT).to(tl.float32)).to(WEIGHT), mask=real_K)
+    y = tl.zeros((BLOCK_K,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        y += tl.load(y_SRK + (split * rows + row) * K + k_K, mask=real_K, other=0.0).to(tl.float32)
+    if POST:
+        gain = tl.load(_at(post_gains, row // rows_a_gain, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
+        y = y * tl.rsqrt(tl.sum(y * y, 0) / K + eps) * (gain + gain_offset)
+    x = tl.load(x_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32) + y.to(WEIGHT).to(tl.float32)
+    x = x.to(WEIGHT)
+    tl.store(x_RK + row * K + k_K, x, mask=real_K)
+    _store_normed(h_RK, x.to(tl.float32), next_gains, row, rows_a_gain, k_K, eps, gain_offset, K, WEIGHT)
+
+
+@triton.jit
+def _store_normed(  # type: ignore[no-untyped-def]
+    h_RK, x_K, gain_table, row, rows_a_gain, k_K, eps, gain_offset, K: tl.constexpr, WEIGHT: tl.constexpr
+):  # fmt: skip
+    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    gain = tl.load(_at(gain_table, row // rows_a_gain, pointer) + k_K, mask=k_K < K, other=0.0).to(tl.float32)
+    normed = x_K * tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
+    tl.store(h_RK + row * K + k_K, (normed * (gain + gain_offset)).to(WEIGHT), mask=k_K < K)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from .kernels import linear_kernel, thin_kernel
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 BLOCK_N = 16  # output rows an address stands for
-THIN = 4  # rows up to which sums in registers beat matrix units
+THIN = 1  # rows up to which sums in registers beat matrix units
+PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -40,7 +43,7 @@ def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.devic
 
 
 class FusedLinear:
-    """y = W norm(x) for parts that read the same x: [groups, rows, in] to [groups, rows, sum of parts' out].
+    """y = W x for parts that read the same x: [M, B, in] to [splits, M, B, sum of parts' out]. Readers add splits up.
 
     `members[m]` holds member m's modules, one a part; with `glu` the two parts are gate and up, and y = act(gate) · up.
     Members that share all weights are one group whose rows are all members'; else each member is a group.
@@ -49,12 +52,10 @@ class FusedLinear:
     def __init__(
         self,
         members: Sequence[Sequence[nn.Module]],
-        norms: Sequence[Tensor] | None = None,
         glu: int = 0,
-        eps: float = 0.0,
-        gain_offset: float = 0.0,
         cap: float | None = None,
         out_dtype: torch.dtype | None = None,
+        splits: bool = False,
     ):
         deltas = [[read_low_rank(module) for module in modules] for modules in members]
         layers: list[list[Any]] = [
@@ -68,86 +69,86 @@ class FusedLinear:
             for own in layers
             for layer, first in zip(own, layers[0], strict=True)
         )
-        self.members, self.glu, self.eps, self.gain_offset, self.cap = len(members), glu, eps, gain_offset, cap
+        self.members, self.glu, self.cap, self.may_split = len(members), glu, cap, splits
         groups = layers[:1] if self.shared else layers
         parts = [[layer.weight for layer in own] for own in groups]
         gates = [own[:1] for own in parts] if glu else parts
         self.table = block_addresses(gates, self.device)
         self.up_table = block_addresses([own[1:] for own in parts], self.device) if glu else self.table
-        self.out = sum(weight.shape[0] for weight in gates[0])
-        self.blocks = self.out // BLOCK_N
-        self.unit = math.gcd(*(weight.shape[0] for weight in parts[0]))  # a launch's blocks stay inside a part
+        self.sizes = [weight.shape[0] for weight in gates[0]]
+        self.out = sum(self.sizes)
+        self.unit = math.gcd(*self.sizes)  # a launch's blocks stay inside a part
         biases = [[layer.bias for layer in own] for own in groups]
         self.biased = biases[0][0] is not None
         self.bias_table = block_addresses(biases, self.device) if self.biased else self.table
-        self.normed = norms is not None
-        self.gains = addresses(norms[: len(groups)] if norms else [one], self.device)
         self.out_dtype = out_dtype or self.dtype
-        self._kept = (parts, biases, norms)
-        self.low: _Low | None = _Low(deltas, norms, self, glu) if any(any(own) for own in deltas) else None
+        self._kept = (parts, biases)
+        self.low: _Low | None = _Low(deltas, self) if any(any(own) for own in deltas) else None
         if self.low is not None and not self.shared:
             raise ValueError("deltas are added to a shared weight")
 
-    def __call__(self, x_MBK: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x_MBK: Tensor) -> Tensor:
         members, slots, k = x_MBK.shape
         groups, rows = (1, members * slots) if self.shared else (members, slots)
-        y = torch.empty(members, slots, self.out, dtype=self.out_dtype, device=x_MBK.device) if out is None else out
+        layout = layout_of(groups, rows, self.unit, self.out, k, self.may_split)
+        dtype = torch.float32 if layout.splits > 1 else self.out_dtype
+        y = torch.empty(layout.splits, members, slots, self.out, dtype=dtype, device=x_MBK.device)
         low = self.low(x_MBK) if self.low is not None else None
         launch(
-            self.table, x_MBK, y, groups, rows, self.blocks, self.out, k, self.dtype,
-            up_table=self.up_table, gains=self.gains, biases=self.bias_table, residual=residual, normed=self.normed,
-            glu=self.glu, biased=self.biased, cap=self.cap, eps=self.eps, gain_offset=self.gain_offset,
-            low=low, delta=self.low, rows_a_member=slots, unit=self.unit,
+            layout, self.table, x_MBK, y, groups, rows, self.out, k, self.dtype, up_table=self.up_table,
+            biases=self.bias_table, glu=self.glu, biased=self.biased, cap=self.cap, low=low, delta=self.low,
+            rows_a_member=slots,
         )  # fmt: skip
         return y
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a launch is laid out."""
+
+    thin: bool
+    splits: int
+    settings: dict[str, Any]
+
+
+def layout_of(groups: int, rows: int, unit: int, out: int, k: int, may_split: bool) -> Layout:
+    """The layout that was fastest on one H200 (benchmarks/fused_linear.py)."""
+    padded = triton.next_power_of_2(rows)
+    if rows <= THIN:
+        size = {"BLOCK_N": 2, "BLOCK_K": 1024} if k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
+        return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
+    block_n = next(size for size in (64, 32, 16) if unit % size == 0)
+    programs = groups * out // block_n
+    splits = min(-(-PROGRAMS // programs), max(1, k // 512)) if may_split else 1
+    settings = {"BLOCK_R": max(16, padded), "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": 5}
+    return Layout(False, splits, {**settings, "PRECISION": "ieee"})
+
+
 def launch(
-    table: Tensor, x: Tensor, y: Tensor, groups: int, rows: int, blocks: int, out: int, k: int, dtype: torch.dtype,
-    up_table: Tensor | None = None, gains: Tensor | None = None, biases: Tensor | None = None,
-    residual: Tensor | None = None, normed: bool = False, glu: int = 0, biased: bool = False, cap: float | None = None,
-    eps: float = 0.0, gain_offset: float = 0.0, low: Tensor | None = None, delta: _Low | None = None,
-    rows_a_member: int = 1, splits: int = 1, unit: int = BLOCK_N,
+    layout: Layout, table: Tensor, x: Tensor, y: Tensor, groups: int, rows: int, out: int, k: int, dtype: torch.dtype,
+    up_table: Tensor | None = None, biases: Tensor | None = None, glu: int = 0, biased: bool = False,
+    cap: float | None = None, low: Tensor | None = None, delta: _Low | None = None, rows_a_member: int = 1,
 ) -> None:  # fmt: skip
-    """One launch of the linear kernel."""
-    kernel, settings = (
-        (thin_kernel, thin_layout(rows, glu)) if rows <= THIN else (linear_kernel, wide_layout(rows, unit))
-    )
-    kernel[(out // settings["BLOCK_N"], groups, splits)](
-        x, y, table, table if up_table is None else up_table, table if gains is None else gains,
-        table if biases is None else biases, x if residual is None else residual, x if low is None else low,
-        table if delta is None else delta.table, table if delta is None else delta.parts,
-        rows, blocks, out, eps, gain_offset, cap or 1.0, 0 if delta is None else delta.width, rows, rows_a_member,
-        K=k, TABLE_N=BLOCK_N, NORM=normed, GLU=glu, BIAS=biased, ADD=residual is not None,
-        CAP=cap is not None, MEMBERS=0 if delta is None else delta.members, RANK=16 if delta is None else delta.rank,
-        LOW_SPLITS=1 if delta is None else delta.splits, SPLITS=splits, WEIGHT=TYPES[dtype],
-        **settings,
+    """One launch of a linear kernel."""
+    kernel = thin_kernel if layout.thin else linear_kernel
+    kernel[(out // layout.settings["BLOCK_N"], groups, layout.splits)](
+        x, y, table, table if up_table is None else up_table, table if biases is None else biases,
+        x if low is None else low, table if delta is None else delta.table, table if delta is None else delta.parts,
+        rows, out // BLOCK_N, out, cap or 1.0, 0 if delta is None else delta.width, rows, rows_a_member,
+        K=k, TABLE_N=BLOCK_N, GLU=glu, BIAS=biased, CAP=cap is not None, MEMBERS=0 if delta is None else delta.members,
+        RANK=16 if delta is None else delta.rank, LOW_SPLITS=1 if low is None else low.shape[0], SPLITS=layout.splits,
+        WEIGHT=TYPES[dtype], **layout.settings,
     )  # fmt: skip
 
 
-def thin_layout(rows: int, glu: int) -> dict[str, int]:
-    """The layout of a launch for a few rows; what was fastest on one H200 (benchmarks/fused_linear.py)."""
-    return {"BLOCK_R": triton.next_power_of_2(rows), "BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 4}
-
-
-def wide_layout(rows: int, unit: int) -> dict[str, Any]:
-    """The layout of a launch for more rows, likewise."""
-    block_n = next(size for size in (64, 32, 16) if unit % size == 0)
-    block_r = max(16, triton.next_power_of_2(rows))
-    layout = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
-    return {**layout, "PRECISION": "ieee"}
-
-
 class _Low:
-    """The first halves of all deltas: low = A norm(x) of every row by its own member. The owner adds the rest."""
+    """The first halves of all deltas: low = A x of every row by its own member. The owner adds the rest."""
 
-    def __init__(self, deltas: Sequence[Sequence[LowRank | None]], norms: Any, owner: FusedLinear, glu: int):
+    def __init__(self, deltas: Sequence[Sequence[LowRank | None]], owner: FusedLinear):
         given = [delta for own in deltas for delta in own if delta is not None]
         self.rank = max(16, triton.next_power_of_2(max(len(delta.down_RI) for delta in given)))
         self.members, parts = len(deltas), len(deltas[0])
-        self.width, self.k, self.normed = parts * self.rank, owner.k, owner.normed
-        self.eps, self.gain_offset, self.dtype, device = owner.eps, owner.gain_offset, owner.dtype, owner.device
-        self.splits = 1 if self.normed else max(1, self.k // 1024)
+        self.width, self.k, self.dtype, device = parts * self.rank, owner.k, owner.dtype, owner.device
         nothing = torch.zeros(self.rank, self.k, dtype=self.dtype, device=device)
         self._kept: list[Tensor] = [nothing]
         downs: list[list[Tensor]] = []
@@ -156,20 +157,16 @@ class _Low:
             downs.append([nothing if delta is None else self._padded(delta.down_RI, 0) for delta in own])
             ups.append([None if delta is None else self._padded(delta.up_OR, 1) for delta in own])
         self.down_table = block_addresses(downs, device)
-        self.gains = addresses([norms[0]] * self.members, device) if norms else self.down_table
-        sizes = [owner.out] * 2 if glu else [layer.shape[0] for layer in owner._kept[0][0]]
-        columns = [[part] for part in range(parts)] if glu else [list(range(parts))]  # of each launch's halves
-        table: list[int] = []
-        self.parts = torch.tensor([p for half in columns for p in half for _ in range(sizes[p] // BLOCK_N)],
-                                  dtype=torch.int32, device=device)  # fmt: skip
-        for half in columns:
-            for own_ups in ups:
-                for part in half:
-                    up, count = own_ups[part], sizes[part] // BLOCK_N
-                    step = 0 if up is None else up.stride(0) * up.element_size() * BLOCK_N
-                    start = 0 if up is None else up.data_ptr()
-                    table += [start + block * step for block in range(count)]
-        self.table = torch.tensor(table, device=device)
+        halves = [[part] for part in range(parts)] if owner.glu else [list(range(parts))]  # gate and up are one launch
+        counts = [size // BLOCK_N for size in (owner.sizes * 2 if owner.glu else owner.sizes)]
+        numbers = [part for half in halves for part in half for _ in range(counts[part])]
+        self.parts = torch.tensor(numbers, dtype=torch.int32, device=device)
+        blocks: list[int] = []
+        for half, own_ups in itertools.product(halves, ups):
+            for part in half:
+                up = own_ups[part]
+                blocks += [0] * counts[part] if up is None else block_addresses([[up]], device).tolist()
+        self.table = torch.tensor(blocks, device=device)
 
     def _padded(self, factor: Tensor, axis: int) -> Tensor:
         shape = list(factor.shape)
@@ -181,9 +178,7 @@ class _Low:
 
     def __call__(self, x_MBK: Tensor) -> Tensor:
         members, slots, _ = x_MBK.shape
-        low = torch.empty(self.splits, members, slots, self.width, device=x_MBK.device)
-        launch(
-            self.down_table, x_MBK, low, members, slots, self.width // BLOCK_N, self.width, self.k, self.dtype,
-            gains=self.gains, normed=self.normed, eps=self.eps, gain_offset=self.gain_offset, splits=self.splits,
-        )  # fmt: skip
+        layout = layout_of(members, slots, self.rank, self.width, self.k, may_split=True)
+        low = torch.empty(layout.splits, members, slots, self.width, device=x_MBK.device)
+        launch(layout, self.down_table, x_MBK, low, members, slots, self.width, self.k, self.dtype)
         return low
