@@ -31,7 +31,8 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
     rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
+    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
@@ -109,7 +110,8 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
     rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
+    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """What linear_kernel does, for up to four rows: products and sums in registers keep more of the memory busy.
     Grid: output rows / BLOCK_N, groups, splits of K."""
