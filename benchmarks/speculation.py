@@ -1,0 +1,178 @@
+"""What speculation brings on trained members: the same engine with and without it, in turns, on the same prompts.
+
+The demo's letter models, with longer strings: a base that copies its prompt and experts that each replace a letter.
+Greedy tokens must be identical at every batch size; sampled ones too, for the same seeds. On a CPU with one thread:
+
+    python benchmarks/speculation.py [--device cuda] [--rounds 5] [--members FOLDER]
+
+Writes results/speculation.json (results/speculation-cuda.json on a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+import tessellm
+from reference_overhead import RESULTS
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.requests import Request
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.demo.experiment import EXPERTS, JOINT
+from tessellm.experiments.demo.letters import (
+    END_OF_PROMPT,
+    EOS,
+    LetterSettings,
+    accuracy,
+    build_tokenizer,
+    fine_tune,
+    sample_strings,
+    train_base,
+)
+
+SETTINGS = LetterSettings(max_length=24, base_steps=4000)
+BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
+DRAFTS = ("lookup", "member:base")
+RULES = ("evidence", "product")
+GAIN = 1.6
+
+
+def trained(seed: int, folder: Path | None) -> tuple[Any, dict[str, Any]]:
+    """The base and its experts: from the folder if they are there, else trained on the CPU, and kept there."""
+    if folder is not None and (folder / "base").is_dir():
+        loaded = {name: LlamaForCausalLM.from_pretrained(folder / name) for name in ("base", *EXPERTS)}
+        return loaded.pop("base"), loaded
+    base, experts = train(seed)
+    if folder is not None:
+        for name, member in {"base": base, **experts}.items():
+            member.save_pretrained(folder / name)
+    return base, experts
+
+
+def train(seed: int) -> tuple[Any, dict[str, Any]]:
+
+    def report(done: int, loss: float) -> None:
+        if done % 500 == 0:
+            print(f"  base, {done} steps: loss {loss:.3f}", flush=True)
+
+    base = train_base(seed, SETTINGS, report)
+    return base, {
+        name: fine_tune(base, replacements, seed + number, SETTINGS)
+        for number, (name, replacements) in enumerate(EXPERTS.items(), 1)
+    }
+
+
+def tokens(requests: Sequence[Request]) -> list[list[int]]:
+    return [request.tokens for request in requests]
+
+
+def seconds(engine: Engine, prompts: list[list[int]], asked: Sampling, found: list[list[list[int]]]) -> float:
+    """Of one run through the engine. On a CPU its own time, one thread's: what others do on the machine is not in it."""
+    clock = time.process_time if engine.state.device.type == "cpu" else time.perf_counter
+    start = clock()
+    found.append(tokens(engine.generate(prompts, asked)))
+    return clock() - start
+
+
+def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds: int) -> dict[str, Any]:
+    """Tokens a second without and with speculation, in turns, and whether the texts are the same."""
+    plain = Engine(model, slots=batch)
+    drafting = Engine(model, slots=batch, speculation=Speculation(draft))
+    greedy = Sampling(max_new_tokens=SETTINGS.max_length + 1)
+    warm = [Sampling(SETTINGS.max_length + 1, 1.0, seed=seed) for seed in range(len(prompts))]
+    texts, sampled = ([tokens(e.generate(prompts, how)) for e in (plain, drafting)] for how in (greedy, warm))
+    found: list[list[list[int]]] = []
+
+    pairs = [tuple(seconds(e, prompts, greedy, found) for e in (plain, drafting)) for _ in range(rounds)]
+    written, speculator = sum(map(len, texts[0])), drafting.speculator
+    assert speculator is not None
+    return {
+        "plain_tokens_a_second": written / statistics.median(pair[0] for pair in pairs),
+        "drafting_tokens_a_second": written / statistics.median(pair[1] for pair in pairs),
+        "ratio": statistics.median(one / other for one, other in pairs),
+        "ratios": [one / other for one, other in pairs],
+        "accepted": speculator.accepted / max(speculator.drafted, 1),
+        "tokens_a_pass_and_row": _tokens_a_pass(drafting, prompts, greedy),
+        "identical_greedy": all(each == texts[0] for each in (texts[1], *found)),
+        "identical_sampled": sampled[0] == sampled[1],
+    }
+
+
+def _tokens_a_pass(engine: Engine, prompts: list[list[int]], asked: Sampling) -> float:
+    """At one request at a time, so that no pass is waiting for another row: how far a pass gets with a draft."""
+    assert engine.speculator is not None
+    before = engine.speculator.passes
+    few = [engine.generate([prompt], asked)[0] for prompt in prompts[:6]]
+    return sum(len(request.tokens) - 1 for request in few) / (engine.speculator.passes - before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--members", type=Path, help="keep the trained members here, for another run")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    base, experts = trained(given.seed, given.members)
+    tokenizer = build_tokenizer()
+    strings = sample_strings(max(BATCHES.values()), given.seed + 1, min_length=16, max_length=SETTINGS.max_length)
+    prompts = [tokenizer(string + END_OF_PROMPT).input_ids for string in strings]
+    tables: dict[str, Any] = {}
+    for rule in RULES:
+        model = tessellm.compose(base, experts, rule=rule).to(given.device)
+        answers = tokens(Engine(model, slots=16).generate(prompts, Sampling(SETTINGS.max_length + 1)))
+        right = accuracy([tokenizer.decode(text).removesuffix(EOS) for text in answers], strings, JOINT)
+        print(f"{rule}: {right:.0%} of the strings are right", flush=True)
+        tables[f"{rule}, right strings"] = right
+        for draft in DRAFTS:
+            for batch, count in BATCHES.items():
+                row = compare(model, batch, draft, prompts[:count], given.rounds)
+                tables[f"{rule}, {draft}, batch {batch}"] = row
+                print(
+                    f"{rule}, {draft}, batch {batch}: {row['plain_tokens_a_second']:.0f} → "
+                    f"{row['drafting_tokens_a_second']:.0f} tokens/s, {row['ratio']:.2f} ×",
+                    flush=True,
+                )
+    name = "speculation" if given.device == "cpu" else f"speculation-{given.device}"
+    result = Result(name, claims(tables), given.seed, given.device, time.perf_counter() - start, tables=tables)
+    result.write(RESULTS)
+    for claim in result.claims:
+        print(f"{claim.id:>40}: {claim.value}   {claim.target or ''}")
+
+
+def claims(tables: dict[str, Any]) -> list[Claim]:
+    cases = {case: row for case, row in tables.items() if isinstance(row, dict)}
+    found = [
+        Claim(
+            f"same {kind} tokens",
+            f"{kind} texts are the same with and without drafts, in every case",
+            same,
+            "all",
+            same,
+        )
+        for kind in ("greedy", "sampled")
+        for same in [all(row[f"identical_{kind}"] for row in cases.values())]
+    ]
+    for rule in RULES:
+        for batch in BATCHES:
+            ratio = {draft: cases[f"{rule}, {draft}, batch {batch}"]["ratio"] for draft in DRAFTS}
+            draft = max(ratio, key=lambda each: ratio[each])
+            statement = f"tokens a second over the same engine without drafts, by {draft}"
+            value = round(ratio[draft], 2)
+            found.append(Claim(f"{rule}, batch {batch}", statement, value, f"≥ {GAIN}", ratio[draft] >= GAIN))
+    return found
+
+
+if __name__ == "__main__":
+    main()
