@@ -59,7 +59,6 @@ def trained(seed: int, folder: Path | None) -> tuple[Any, dict[str, Any]]:
 
 
 def train(seed: int) -> tuple[Any, dict[str, Any]]:
-
     def report(done: int, loss: float) -> None:
         if done % 500 == 0:
             print(f"  base, {done} steps: loss {loss:.3f}", flush=True)
@@ -76,7 +75,7 @@ def tokens(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def seconds(engine: Engine, prompts: list[list[int]], asked: Sampling, found: list[list[list[int]]]) -> float:
-    """Of one run through the engine. On a CPU its own time, one thread's: what others do on the machine is not in it."""
+    """Of one run through the engine; on a CPU those of its one thread, whatever else the machine does."""
     clock = time.process_time if engine.state.device.type == "cpu" else time.perf_counter
     start = clock()
     found.append(tokens(engine.generate(prompts, asked)))
@@ -90,29 +89,21 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
     greedy = Sampling(max_new_tokens=SETTINGS.max_length + 1)
     warm = [Sampling(SETTINGS.max_length + 1, 1.0, seed=seed) for seed in range(len(prompts))]
     texts, sampled = ([tokens(e.generate(prompts, how)) for e in (plain, drafting)] for how in (greedy, warm))
-    found: list[list[list[int]]] = []
-
-    pairs = [tuple(seconds(e, prompts, greedy, found) for e in (plain, drafting)) for _ in range(rounds)]
-    written, speculator = sum(map(len, texts[0])), drafting.speculator
+    speculator, found = drafting.speculator, []
     assert speculator is not None
+    speculator.passes = speculator.drafted = speculator.accepted = 0
+    pairs = [tuple(seconds(e, prompts, greedy, found) for e in (plain, drafting)) for _ in range(rounds)]
+    written = sum(map(len, texts[0]))
     return {
         "plain_tokens_a_second": written / statistics.median(pair[0] for pair in pairs),
         "drafting_tokens_a_second": written / statistics.median(pair[1] for pair in pairs),
         "ratio": statistics.median(one / other for one, other in pairs),
         "ratios": [one / other for one, other in pairs],
         "accepted": speculator.accepted / max(speculator.drafted, 1),
-        "tokens_a_pass_and_row": _tokens_a_pass(drafting, prompts, greedy),
+        "passes_a_run": speculator.passes / rounds,
         "identical_greedy": all(each == texts[0] for each in (texts[1], *found)),
         "identical_sampled": sampled[0] == sampled[1],
     }
-
-
-def _tokens_a_pass(engine: Engine, prompts: list[list[int]], asked: Sampling) -> float:
-    """At one request at a time, so that no pass is waiting for another row: how far a pass gets with a draft."""
-    assert engine.speculator is not None
-    before = engine.speculator.passes
-    few = [engine.generate([prompt], asked)[0] for prompt in prompts[:6]]
-    return sum(len(request.tokens) - 1 for request in few) / (engine.speculator.passes - before)
 
 
 def main() -> None:
