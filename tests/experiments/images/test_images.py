@@ -75,6 +75,8 @@ def test_the_probe_reads_what_is_there_and_not_what_is_not() -> None:
     assert all(len(parts[:, n].unique()) == size for n, size in enumerate(scenes.SIZES))
     read = experiment.probe(features(fit_on, 1), fit_on, features(test_on, 2), test_on)
     assert read.float().mean() > 0.9
+    assert experiment.probe_across(features(test_on, 2), test_on, order[40:]) > 0.9
+    assert experiment.probe_across(torch.randn(len(test_on), 40, generator=drawn(3)), test_on, order[40:]) < 0.4
     shuffled = experiment.probe(features(fit_on, 1), fit_on, features(test_on, 2), test_on, shuffle=0)
     assert shuffled.float().mean() < 0.5
 
@@ -85,7 +87,13 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(experiment, "PROBE_SAMPLES", 2)
     content = experiment.run(0, tmp_path, "cpu", lambda text: None).write(tmp_path)
     assert len(content["tables"]["models"]) == 12
-    assert {claim["id"] for claim in content["claims"]} >= {"correlation", "within", "shuffled", "random-weights"}
+    assert {claim["id"] for claim in content["claims"]} >= {
+        "correlation",
+        "correlation-across",
+        "within",
+        "shuffled",
+        "random-weights",
+    }
     assert (tmp_path / "images.png").is_file()
 
 
