@@ -42,6 +42,11 @@ HEADLINES = [  # (result, claim): what the README's table shows
     ("theorems", "gap-particles"),
     ("letters", "position-wise-composed"),
     ("letters", "autoregressive-composed"),
+    ("scale", "disconnected"),
+    ("scale", "non_compositional"),
+    ("scale", "correlation"),
+    ("neurons", "bound"),
+    ("neurons", "exact"),
     ("reference-overhead", "step, product, batch 1"),
     ("reference-overhead", "step, evidence, batch 1"),
 ]

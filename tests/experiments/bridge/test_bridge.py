@@ -105,6 +105,8 @@ def test_the_experiment_runs_at_a_toy_size_and_keeps_the_experts(
     ids = {claim["id"] for claim in content["claims"]}
     assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2", "decodability-models"} <= ids
     assert (tmp_path / "bridge.png").is_file()
+    pairs = [pair["pair"] for cell in content["tables"]["experts"] for pair in cell.get("pairs", [])]
+    assert sorted(map(tuple, pairs)) == sorted(2 * combinations(SKILLS, 2))  # two seeds
     hurried = dataclasses.replace(toy, first_minutes=0.0)
     monkeypatch.setattr(experiment, "size_of", lambda name: hurried)
     monkeypatch.setattr(experiment, "score_experts", None)  # not called: what it made is kept

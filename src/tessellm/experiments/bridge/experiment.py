@@ -63,7 +63,7 @@ def size_of(name: str) -> Size:
     recipe = Recipe(
         Shape(chains.VOCABULARY, 256, 4, 4), regimes=("aligned", "clean"), steps=3, dtype=torch.bfloat16, compiled=True
     )
-    return Size(recipe, (0.0, 0.1, 0.25, 0.5, 0.75), 3, 1024, "cuda", 256, first_minutes=4.0)
+    return Size(recipe, (0.0, 0.1, 0.25, 0.5, 0.75), 3, 1024, "cuda", 256, first_minutes=2.5)
 
 
 def lengths_of(size: Size) -> range:
@@ -89,15 +89,25 @@ def score_experts(size: Size, seeds: list[int], splits: list[Split], log: Log) -
                      "oracle": share(int(best_B.sum()), size.rows),
                      "by_chain": {str(c): right_B[n :: len(held)].float().mean().item() for n, c in enumerate(held)}}
                 )  # fmt: skip
-            generator = torch.Generator(device=size.device).manual_seed(97 * seed)
-            every = [chain for chain in (*splits[number].held_out, *splits[number].trainable) if len(chain) == 2]
-            prompts = gold(every, size.recipe.skills, ROWS, generator)
-            knows = [
-                decodability(params, size.recipe.shape, 1 + k, prompts, 1 + k) for k in range(len(size.recipe.skills))
-            ]
-            cells[-1]["decodability"] = knows
+            cells[-1] |= pairs_of(size, params, splits[number], 97 * seed)
             log(f"seed {seed}, {regime}: composed {cells[-1]['composed']['share']:.2f} of length {cells[-1]['length']}")
     return cells
+
+
+def pairs_of(size: Size, params: Params, parts: Split, seed: int) -> dict[str, Any]:
+    """Every pair of skills, none of which an expert ever saw: share composed right; and which expert knows its turn."""
+    skills = size.recipe.skills
+    every = [chain for chain in (*parts.held_out, *parts.trainable) if len(chain) == 2]
+    prompts = gold(every, skills, max(ROWS, 8 * len(every)), torch.Generator(device=size.device).manual_seed(seed))
+    rows = gold_rows(params, size.recipe, prompts)
+    right_B = ~wrong(default_rule(rows, prompts.tokens_BT), prompts).any(1)
+    knows = [decodability(params, size.recipe.shape, 1 + k, prompts, 1 + k) for k in range(len(skills))]
+    pairs = [
+        {"pair": list(chain), "right": right_B[n :: len(every)].float().mean().item(),
+         "knows": min(knows[skills.index(skill)]["score"] for skill in chain)}
+        for n, chain in enumerate(every)
+    ]  # fmt: skip
+    return {"pairs": pairs, "decodability": knows}
 
 
 def score_models(size: Size, seeds: list[int], splits: list[Split], log: Log) -> list[dict[str, Any]]:
@@ -219,19 +229,8 @@ def claims_of(experts: list[dict[str, Any]], models: list[dict[str, Any]]) -> li
 
 
 def by_pair(experts: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """For every held-out pair of skills: share composed right, and how well the weaker of both knows its turn."""
-    knows = {(c["seed"], c["regime"]): c["decodability"] for c in experts if "decodability" in c}
-    skills = sorted(
-        {s for c in experts for chain in c["by_chain"] for s in json.loads(chain.replace("(", "[").replace(")", "]"))}
-    )
-    pairs = []
-    for cell in experts:
-        if cell["length"] == 2:
-            for chain, right in cell["by_chain"].items():
-                both = json.loads(chain.replace("(", "[").replace(")", "]"))
-                scores = [knows[cell["seed"], cell["regime"]][skills.index(s)]["score"] for s in both]
-                pairs.append((right, min(scores)))
-    return pairs
+    """For every pair of skills: share composed right, and how well the weaker of both experts knows its turn."""
+    return [(pair["right"], pair["knows"]) for cell in experts for pair in cell.get("pairs", [])]
 
 
 def draw(experts: list[dict[str, Any]], models: list[dict[str, Any]], out: Path) -> str:

@@ -28,10 +28,10 @@ def due_skill(prompts: Prompts, step: int) -> tuple[list[list[int]], list[int], 
 
 
 def decodability(params: Params, shape: Shape, member: int, prompts: Prompts, own: int | None = None) -> dict[str, Any]:
-    """Share of texts whose second skill is read off the last layer; with `own`, whether it is that expert's turn."""
+    """Share of texts whose second skill is read off a middle layer; with `own`, whether it is that expert's turn."""
     rows, positions, due_N = due_skill(prompts, 2)
     model: Any = to_llama(params, shape, member)
-    layer = f"model.layers.{shape.layers - 1}"
+    layer = f"model.layers.{shape.layers // 2}"
 
     def run(ids_BT: Tensor, mask_BT: Tensor) -> Any:
         return model(input_ids=ids_BT, attention_mask=mask_BT)
