@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
 
-.PHONY: demo test test-gpu lint types unit docs bench test-vllm clean
+.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-vllm clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -29,6 +29,9 @@ unit: $(VENV)/.test
 
 test-gpu: $(VENV)/.test  # needs a CUDA device and a torch that was built for it
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest -m gpu
+
+test-kernels: $(VENV)/.kernels  # Triton's interpreter runs the kernels of the fused steps on the CPU
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/pytest tests/decoding/test_fused.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -53,6 +56,10 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.browser: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[browser]'
 	@touch $@ $(VENV)/.test $(VENV)/.demo
+
+$(VENV)/.kernels: $(VENV)/.test
+	$(PIP) --no-deps --target $(VENV)/triton triton
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'

@@ -20,6 +20,7 @@ TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 BLOCK_N = 16  # output rows an address stands for
 THIN = 1  # rows up to which sums in registers beat matrix units
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
+SHORTEST_SUM = 512  # but not into pieces shorter than this
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -119,7 +120,7 @@ def layout_of(groups: int, rows: int, unit: int, out: int, k: int, may_split: bo
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
     block_n = next(size for size in (64, 32, 16) if unit % size == 0)
     programs = groups * out // block_n
-    splits = min(-(-PROGRAMS // programs), max(1, k // 512)) if may_split else 1
+    splits = min(-(-PROGRAMS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
     settings = {"BLOCK_R": max(16, padded), "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": 5}
     return Layout(False, splits, {**settings, "PRECISION": "ieee"})
 
