@@ -114,7 +114,7 @@ def test_a_crashed_worker_ends_the_engine(saved: Composition) -> None:
     paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(here / "crash.py"), str(saved.folder)]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=200, check=False
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode != 0
     assert "EngineDeadError" in done.stderr, done.stderr[-3000:]

@@ -21,17 +21,19 @@ def run_apart(folder: Path, family: str, rule: str, seed: int = 0, cache: Path |
     environment["VLLM_CACHE_ROOT"] = str(cache or folder / "cache")
     command = [sys.executable, "-W", "ignore", str(HERE / "separate.py"), str(folder), family, rule, str(seed)]
     done = subprocess.run(
-        [*command, json.dumps(options)], env=environment, capture_output=True, text=True, timeout=280, check=False
+        [*command, json.dumps(options)], env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return int(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("family", "rule"), [("lora", "evidence"), ("gemma2", "product")])
 def test_tensor_parallelism(family: str, rule: str, tmp_path: Path) -> None:
     run_apart(tmp_path, family, rule, tensor_parallel_size=2, distributed_executor_backend="mp")
 
 
+@pytest.mark.timeout(900)
 def test_compiled_members_with_a_warm_cache(tmp_path: Path) -> None:
     """Three members of one shape: each needs a cache entry of its own, since a graph names its member's layers. Then
     other weights and another rule with that cache; then adapters on a base of the same shape, which need a third."""
