@@ -1,7 +1,7 @@
 """What a rule remembers, under a paged cache that does everything an engine's does, at random.
 
 Requests come, share prefixes, are read in chunks, write, are preempted, end; blocks go to others.
-After every step each request's row must be what the rule says of its whole text. A token's hidden states are its logits.
+After every step each request's row must be what the rule says of its whole text. Hidden states are logits here.
 """
 
 from __future__ import annotations
