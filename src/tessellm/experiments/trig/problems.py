@@ -87,15 +87,22 @@ def _pair(name: str, rng: random.Random) -> list[Term]:
 
 
 def _delayed(term: Term, rng: random.Random) -> list[Term]:
-    """n a, or what algebra makes n a of: k ( m a ) with km = n, or p a + q a with p + q = n."""
+    """n a, or what algebra makes n a of: k ( m a ) with km = n, j ( k ( m a ) ), which takes it a line more, as long as
+    a chain does, or p a + q a with p + q = n."""
     factor, shape = term.factor, rng.random()
-    if shape < 0.25:
-        inner = rng.choice([m for m in range(1, factor + 1) if factor % m == 0])
-        return [Term(factor // inner, sum_of(Term(inner, term.body)))]
-    if shape < 0.4 and factor > 1:
+    if shape < 0.3:
+        inner = _wrapped(term, rng)
+        return [_wrapped(inner, rng) if shape < 0.15 else inner]
+    if shape < 0.45 and factor > 1:
         part = rng.randint(1, factor - 1)
         return [Term(part, term.body), Term(factor - part, term.body)]
     return [term]
+
+
+def _wrapped(term: Term, rng: random.Random) -> Term:
+    """k ( m a ) for n a, with km = n."""
+    inner = rng.choice([m for m in range(1, term.factor + 1) if term.factor % m == 0])
+    return Term(term.factor // inner, sum_of(Term(inner, term.body)))
 
 
 def _chain(second: str, rng: random.Random) -> list[Term]:
