@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+DIAGNOSE = ROOT / "docs" / "diagnose.md"
 FOLDERS = {
     "tests/": "mirror src",
     "recipes/": "ready YAML",
@@ -47,6 +48,8 @@ HEADLINES = [  # (result, claim): what the README's table shows
     ("scale", "correlation"),
     ("neurons", "bound"),
     ("neurons", "exact"),
+    ("prediction", "spearman"),
+    ("prediction", "naive"),
     ("reference-overhead", "step, product, batch 1"),
     ("reference-overhead", "step, evidence, batch 1"),
 ]
@@ -89,10 +92,20 @@ def tree() -> Iterator[str]:
     yield "```"
 
 
+def prediction() -> Iterator[str]:
+    content = json.loads((ROOT / "results" / "prediction.json").read_text(encoding="utf-8"))
+    yield f"Seed {content['seed']}, {content['hardware']}, commit {content['commit'][:7]}."
+    yield ""
+    yield "| what | value |"
+    yield "| --- | --- |"
+    for claim in content["claims"]:
+        yield f"| {claim['statement']} | {shown(claim['value'])} |"
+
+
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
-    assert found.search(text), f"README.md has no block {name!r}"
+    assert found.search(text), f"there is no block {name!r}"
     return found.sub(lambda _: block, text)
 
 
@@ -101,17 +114,24 @@ def figures() -> dict[Path, bytes]:
     return {ROOT / "docs" / "images" / path.name: path.read_bytes() for path in (ROOT / "results").glob("*.png")}
 
 
+def pages() -> dict[Path, str]:
+    """Pages with generated blocks, as they should be."""
+    readme, page = README.read_text(encoding="utf-8"), DIAGNOSE.read_text(encoding="utf-8")
+    return {
+        README: with_block(with_block(readme, "tree", tree()), "results", results()),
+        DIAGNOSE: with_block(page, "prediction", prediction()),
+    }
+
+
 def main() -> int:
-    text = README.read_text(encoding="utf-8")
-    current = with_block(with_block(text, "tree", tree()), "results", results())
+    wanted: dict[Path, bytes] = {path: text.encode() for path, text in pages().items()} | figures()
+    stale = [path for path, data in wanted.items() if not path.is_file() or path.read_bytes() != data]
     if "--check" in sys.argv:
-        stale = [path for path, data in figures().items() if not path.is_file() or path.read_bytes() != data]
-        if current != text or stale:
-            print("README.md or docs/images are out of date: run python docs/generate.py")
-        return int(current != text or bool(stale))
-    README.write_text(current, encoding="utf-8")
-    for path, data in figures().items():
-        path.write_bytes(data)
+        if stale:
+            print(f"out of date: {', '.join(str(path) for path in stale)}: run python docs/generate.py")
+        return int(bool(stale))
+    for path in stale:
+        path.write_bytes(wanted[path])
     return 0
 
 

@@ -158,7 +158,7 @@ def gaps(proof: Certificate) -> str:
     height = row * len(texts) + 40
     limit = across(2)
     parts = [rect(limit, 2, 25 + plot - limit, height - 34, 'class="vacuous"')]
-    parts.append(text(limit + 6, 14, "vacuous", "faint"))
+    parts.append(text(20 + plot, height - 38, "vacuous", "faint", "end"))
     for power in range(-4, 5, 2):
         x = across(10.0**power)
         parts += [f'<line x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{height - 32}" class="grid"/>']

@@ -28,7 +28,8 @@ class Rate:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.9995 else f"{100 * share:.0f} %"
+    digits = 1 if share < 0.9995 else 0
+    return f"{100 * share:.{digits}f}\u00a0%"  # kept on one line
 
 
 def average(value_R: Tensor, text_R: Tensor, texts: int, seed: int = 0) -> Rate:
