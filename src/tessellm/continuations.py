@@ -16,6 +16,7 @@ from .decoding.sampling import Sampling
 from .errors import EngineError, GenerationError
 from .model import ComposedForCausalLM
 
+NEW_TOKENS = 80  # more never arrive at once
 WORTH_COMPILING = 20_000  # new tokens; for fewer, compiling takes longer than it saves
 PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and the values that ask for nothing
     "repetition_penalty": (None, 1, 1.0),
@@ -75,7 +76,7 @@ def by_engine(
     while running:
         for arrived in engine.step():
             if request.stop and not arrived.done:
-                _stop_at_text(engine, arrived, tokenizer, request.stop)
+                stop_at_text(engine, arrived, tokenizer, request.stop)
             if streamer is not None and len(arrived.tokens) > streamed:
                 streamer.put(torch.tensor(arrived.tokens[streamed:]))
                 streamed = len(arrived.tokens)
@@ -88,13 +89,14 @@ def by_engine(
             yield ended.tokens
 
 
-def _stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: Sequence[str]) -> None:
+def stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: Sequence[str]) -> None:
     """End a request whose text holds a stop text, and forget the tokens that came after it."""
 
     def stopped(tokens: list[int]) -> bool:
         return stop_position(tokenizer.decode(tokens, skip_special_tokens=True), stops) is not None
 
-    if stopped(arrived.tokens):
+    end = max(len(stop.encode()) for stop in stops) + NEW_TOKENS  # a token is a byte or more: what came before was read
+    if stopped(arrived.tokens[-end:]) and stopped(arrived.tokens):
         engine.cancel(arrived)
         while stopped(arrived.tokens[:-1]):
             arrived.tokens.pop()
