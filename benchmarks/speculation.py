@@ -39,7 +39,7 @@ from tessellm.experiments.demo.letters import (
 )
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
-REPLACED = {"A": "K", "M": "B", "T": "X", "E": "O", "S": "R", "N": "D"}  # by one expert each
+REPLACED = {"A": "K", "M": "B", "T": "X"}  # by one expert each
 BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
 DRAFTS = ("lookup", "member:base")
 RULES = ("evidence", "product")
