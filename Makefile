@@ -39,6 +39,7 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/reference_overhead.py
 	$(BIN)/python benchmarks/trace_overhead.py
+	$(BIN)/python benchmarks/cpu_decoding.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -11,6 +11,7 @@ import tessellm
 from tessellm.decoding import engine as engine_module
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.steps import Steps
 
 from conftest import VOCAB, build_model, perturbed
 from decoding_cases import alone, unexcused
@@ -32,13 +33,13 @@ def random_text(length: int, seed: int) -> list[int]:
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many real tokens each prefill pass feeds."""
     counts: list[int] = []
-    plain = engine_module.Steps.prefill
+    plain = Steps.prefill
 
     def counting(self: Any, slots: Any, token_BT: Any, position_BT: Any, how: Any) -> None:
         counts.append(int((position_BT >= 0).sum()))
         plain(self, slots, token_BT, position_BT, how)
 
-    monkeypatch.setattr(engine_module.Steps, "prefill", counting)
+    monkeypatch.setattr(Steps, "prefill", counting)
     return counts
 
 

@@ -39,6 +39,8 @@ def slot_attention(
     if not getattr(module, "applies_softcap", True):
         softcap = None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu" and softcap is None:
+        return _attend_on_cpu(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
     mask = slot_pass.mask(sliding_window)
     if query.shape[2] > 1 and softcap is None:
         groups = query.shape[1] // key.shape[1]
@@ -55,6 +57,17 @@ def slot_attention(
     score = score.masked_fill(~mask[:, :, None], torch.finfo(score.dtype).min)
     weight = score.softmax(-1, dtype=torch.float32).to(value.dtype).flatten(2, 3)
     return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
+
+
+def _attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Heads that share keys and values count as more queries, so that those are never repeated: [R, T, heads, D]."""
+    rows, heads, steps, _ = query.shape
+    groups = heads // key.shape[1]
+    if groups > 1:
+        query = query.reshape(rows, key.shape[1], groups * steps, -1)
+        bias = bias.repeat(1, 1, groups, 1) if bias is not None and steps > 1 else bias
+    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    return found.reshape(rows, heads, steps, -1).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, slot_attention)

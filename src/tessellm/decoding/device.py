@@ -75,8 +75,11 @@ class SlotState:
         self.position_S[slot_B] = position_BT[:, -1] + 1
 
     def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> None:
-        noise_B = uniform(self.seed_S[slots], position_B)
-        token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+        if how == "greedy":
+            token_B = logp_BV.argmax(-1)
+        else:
+            noise_B = uniform(self.seed_S[slots], position_B)
+            token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
         self.token_S[slots] = token_B
         self.logprob_S[slots] = logp_BV.gather(-1, token_B[:, None])[:, 0].float()
 

@@ -10,6 +10,7 @@ D head size, T tokens of a pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Pass:
     row_R: Tensor | int  # which rows of the cache; a number means the first so many
     cells: int  # positions of the cache that are read
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _biases: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     @property
     def windows(self) -> set[int | None]:
@@ -39,6 +41,34 @@ class Pass:
                 seen = seen & (cell_C > self.position_RT[..., None] - window)
             self._masks[window] = seen[:, None]
         return self._masks[window]
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """The mask as numbers to add to scores; None where every token may read every cell. It looks at the positions,
+        so it is for a CPU, where that costs nothing."""
+        if window not in self._biases:
+            mask = self.mask(window)
+            least = torch.finfo(dtype).min / 2  # not −inf: rows of padding see nothing at all
+            self._biases[window] = (
+                None if mask.all() else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, least)
+            )
+        return self._biases[window]
+
+    @cached_property
+    def row_list(self) -> list[int]:
+        return list(range(len(self.position_RT))) if isinstance(self.row_R, int) else self.row_R.tolist()
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int, int]] | None:
+        """Where each row's tokens go: the first that is no padding, its cell, and how many there are. None where the
+        tokens of a row do not follow one another. For a CPU, too."""
+        found = []
+        for positions in self.position_RT.tolist():
+            skipped = next((t for t, position in enumerate(positions) if position >= 0), len(positions))
+            own = positions[skipped:]
+            if own and own != list(range(own[0], own[0] + len(own))):
+                return None
+            found.append((skipped, own[0] if own else 0, len(own)))
+        return found
 
 
 class SlotCache(Cache):
@@ -59,15 +89,20 @@ class SlotCache(Cache):
         if layer_idx not in self.key_RHCD:
             self.key_RHCD[layer_idx] = self._allocate(key_states)
             self.value_RHCD[layer_idx] = self._allocate(value_states)
-        cell_RT = torch.where(now.position_RT < 0, self.cells, now.position_RT)
-        rows = len(cell_RT)
-        row_R = torch.arange(rows, device=cell_RT.device) if isinstance(now.row_R, int) else now.row_R
-        found = []
-        for buffer, new_RHTD in ((self.key_RHCD[layer_idx], key_states), (self.value_RHCD[layer_idx], value_states)):
-            buffer[row_R[:, None], :, cell_RT] = new_RHTD.transpose(1, 2).to(buffer.dtype)
-            read = buffer[:rows] if isinstance(now.row_R, int) else buffer.index_select(0, row_R)
-            found.append(read[:, :, : now.cells])
-        return tuple(found)
+        new = ((self.key_RHCD[layer_idx], key_states), (self.value_RHCD[layer_idx], value_states))
+        if key_states.device.type == "cpu" and now.spans is not None:
+            for buffer, new_RHTD in new:
+                for r, (row, (skipped, cell, count)) in enumerate(zip(now.row_list, now.spans, strict=True)):
+                    buffer[row, :, cell : cell + count] = new_RHTD[r, :, skipped:]
+        else:
+            cell_RT = torch.where(now.position_RT < 0, self.cells, now.position_RT)
+            row_R = torch.arange(len(cell_RT), device=cell_RT.device) if isinstance(now.row_R, int) else now.row_R
+            for buffer, new_RHTD in new:
+                buffer[row_R[:, None], :, cell_RT] = new_RHTD.transpose(1, 2).to(buffer.dtype)
+        read = [buffer[:, :, : now.cells] for buffer, _ in new]
+        if isinstance(now.row_R, int):
+            return tuple(part[: now.row_R] for part in read)
+        return tuple(part.index_select(0, now.row_R) for part in read)
 
     def _allocate(self, like_RHTD: Tensor) -> Tensor:
         _, heads, _, size = like_RHTD.shape

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .cpu_linear import MemberModules
+
 
 class StackedLinear(nn.Module):
     """Rows are slot-major, [S · M, T, in]; each member's rows meet its own weight."""
 
     def __init__(self, layers: Sequence[nn.Linear]):
         super().__init__()
-        self.own = nn.ModuleList(layers)
+        self.own = MemberModules(layers)
         self.in_features, self.out_features = layers[0].in_features, layers[0].out_features
 
     @property

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from ..adapters import share
 from ..errors import EngineError
 from . import attention
+from .cpu_linear import MemberModules, quicken
 from .low_rank import LowRank, SharedWithDeltas, read_low_rank
 from .stacked_linear import StackedLinear
 
@@ -31,7 +32,7 @@ class Apart(nn.Module):
 
     def __init__(self, modules: Sequence[nn.Module]):
         super().__init__()
-        self.own = nn.ModuleList(modules)
+        self.own = MemberModules(modules)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -52,7 +53,9 @@ def stack(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
     for module in combined.modules():
         if hasattr(module, "layer_idx"):  # what the reference does with a soft cap, we do
             module.applies_softcap = members[0].config._attn_implementation != "sdpa"
+    output = combined.get_output_embeddings()
     _stack_children(combined, members)
+    quicken(combined, output)
     return combined.eval()
 
 
