@@ -51,10 +51,10 @@ class SlotState:
         if state is not None:
             state = type(state)(*(buffer[:rows] for buffer in state))
         logp_B1V, state = self.combine(logits_M, token_B1, real_B1, state)
-        if state is not None:
+        self._choose(logp_B1V[:, -1], slice(rows), position_B1[:, 0] + 1, how)
+        if state is not None:  # after all that may run out of memory, so that a step can be tried again
             for buffer, new in zip(self.rule_state, state, strict=True):
                 buffer[:rows] = new
-        self._choose(logp_B1V[:, -1], slice(rows), position_B1[:, 0] + 1, how)
         self.position_S[:rows] += real_B1[:, 0].long()
 
     def prefill(self, slot_B: Tensor, token_BT: Tensor, position_BT: Tensor, cells: int, how: str | None) -> None:

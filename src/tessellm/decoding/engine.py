@@ -27,6 +27,8 @@ from .steps import make_steps
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PREFILL_TOKENS = 2048  # padded tokens of one prefill pass
+MOST_PADDED = 1.5  # times the real tokens of a prefill pass
+SMALLEST_CHUNK = 16
 CONTEXT = 4096  # cells a slot, where neither the user nor the members say
 
 
@@ -56,7 +58,9 @@ class Engine:
         self.steps = make_steps(self.state, self.context, compiled)
         self.speculator = speculation and Speculator(speculation, model, self.state, self.steps)
         self.prefixes = Prefixes(slots, self.window + 1)
+        self.chunk, self.pass_tokens, self.most_rows = CHUNK, PREFILL_TOKENS, slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
+        self._failed: list[Request] = []  # since the last step
         self.in_slot: list[Request | None] = [None] * slots
         self._arriving: deque[tuple[list[Request], Callable[[], tuple[list[int], list[float]]]]] = deque()
 
@@ -133,6 +137,7 @@ class Engine:
 
     def _admit(self) -> None:
         free = [slot for slot, request in enumerate(self.in_slot) if request is None]
+        free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
         while free and self.waiting:
             request = self.waiting.popleft()
             slot = self.prefixes.best_free(request.prompt, free)
@@ -151,11 +156,14 @@ class Engine:
                 request.fed = self.prefixes.reuse(request, self.state.copy_cells)
         last = self._takes(rows[0]) == len(rows[0].prompt) - rows[0].fed
         chosen: list[Request] = []
+        real = 0
         for request in rows:  # those of a kind: both in the middle of their prompts, or both at the end
             takes = self._takes(request)
-            width = max([takes, *(self._takes(r) for r in chosen)])
-            if (takes == len(request.prompt) - request.fed) == last and width * (len(chosen) + 1) <= PREFILL_TOKENS:
+            padded = max([takes, *(self._takes(r) for r in chosen)]) * (len(chosen) + 1)
+            fits = padded <= min(self.pass_tokens, MOST_PADDED * (real + takes))
+            if fits and (takes == len(request.prompt) - request.fed) == last:
                 chosen.append(request)
+                real += takes
         chosen = chosen or rows[:1]
         width = max(self._takes(r) for r in chosen)
         token_BT = torch.zeros(len(chosen), width, dtype=torch.long)
@@ -165,7 +173,11 @@ class Engine:
             token_BT[b, width - takes :] = torch.tensor(request.prompt[request.fed : request.fed + takes])
             position_BT[b, width - takes :] = torch.arange(request.fed, request.fed + takes)
         slots = [r.slot for r in chosen if r.slot is not None]
-        self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None)
+        try:
+            self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None)
+        except torch.OutOfMemoryError as error:
+            self._feed_less(chosen, width, error)
+            return
         for request in chosen:
             request.fed += self._takes(request)
             self.prefixes.wrote(request.slot, request.prompt[: request.fed])
@@ -175,7 +187,22 @@ class Engine:
     def _takes(self, request: Request) -> int:
         """How much of its prompt is fed next. The last piece is never shorter than the rule's window."""
         left = len(request.prompt) - request.fed
-        return left if left <= CHUNK + self.window else CHUNK
+        return left if left <= self.chunk + self.window else self.chunk
+
+    def _feed_less(self, chosen: list[Request], width: int, error: torch.OutOfMemoryError) -> None:
+        """Memory ran out while prompts were fed: from now on fewer, then shorter pieces; at last one is given up."""
+        _return_memory()
+        if len(chosen) > 1:
+            self.pass_tokens = width * (len(chosen) // 2)
+        elif self.chunk > SMALLEST_CHUNK and width > SMALLEST_CHUNK + self.window:
+            self.chunk = max(SMALLEST_CHUNK, self.chunk // 2)
+        else:
+            self._give_up(chosen[0], f"memory ran out while its prompt was fed, {width} tokens at once", error)
+
+    def _give_up(self, request: Request, why: str, error: torch.OutOfMemoryError) -> None:
+        request.finish("error", f"{why}. Use fewer slots or a smaller context. ({str(error).splitlines()[0]})")
+        self._free(request)
+        self._failed.append(request)
 
     def _decode(self) -> None:
         running = [r for r in self.in_slot if r is not None and r.prefilled and r.asked]
@@ -187,7 +214,14 @@ class Engine:
             self._receive(running, *self.speculator.decode(running, rows))
             return
         cells = max(len(r.prompt) + r.asked for r in running)
-        self.steps.decode(rows, cells, how(r.sampling for r in running))
+        try:
+            self.steps.decode(rows, cells, how(r.sampling for r in running))
+        except torch.OutOfMemoryError as error:
+            _return_memory()
+            youngest = max(running, key=lambda r: r.number)
+            self.most_rows = max(1, len(running) - 1)
+            self._give_up(youngest, f"memory ran out while {len(running)} sequences were decoded at once", error)
+            return
         self._expect(running, [r.slot for r in running if r.slot is not None])
 
     def _expect(self, requests: list[Request], slots: list[int]) -> None:
@@ -254,3 +288,9 @@ class Engine:
         self.state.move(source, hole, cells)
         self.in_slot[source], self.in_slot[hole], request.slot = None, request, hole
         self.prefixes.moved(source, hole)
+
+
+def _return_memory() -> None:
+    """What the allocator keeps for later is needed now."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

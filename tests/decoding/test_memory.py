@@ -1,0 +1,103 @@
+"""Memory that runs out makes batches smaller, then fails single requests, never the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.decoding import device
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.steps import Steps
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts, unexcused
+
+NEW = Sampling(max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    base = build_model("llama", eos_token_id=None, max_position_embeddings=1024)
+    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Let passes over more tokens than these run out of memory."""
+
+    def set_limit(prefill: int, decode: int) -> None:
+        plain_prefill, plain_decode = Steps.prefill, Steps.decode
+
+        def small_prefill(self: Any, slots: Any, token_BT: torch.Tensor, *rest: Any) -> None:
+            if token_BT.numel() > prefill:
+                raise torch.OutOfMemoryError(f"{token_BT.numel()} tokens\nand more")
+            plain_prefill(self, slots, token_BT, *rest)
+
+        def small_decode(self: Any, rows: int, *rest: Any) -> None:
+            if rows > decode:
+                raise torch.OutOfMemoryError(f"{rows} rows")
+            plain_decode(self, rows, *rest)
+
+        monkeypatch.setattr(Steps, "prefill", small_prefill)
+        monkeypatch.setattr(Steps, "decode", small_decode)
+
+    return set_limit
+
+
+def long_prompts(count: int) -> list[list[int]]:
+    return [text * 12 for text in prompts(count, 60, seed=8)]
+
+
+def test_prompts_are_fed_in_smaller_pieces(model: Any, limit: Any) -> None:
+    limit(130, 9)
+    requests = Engine(model, slots=4).generate(long_prompts(6), NEW)
+    assert [r.finish_reason for r in requests] == ["length"] * 6
+    assert not unexcused(model, requests)
+
+
+def test_a_prompt_that_cannot_be_fed_fails_and_the_others_go_on(model: Any, limit: Any) -> None:
+    limit(40, 9)
+    texts = prompts(5, 30, seed=1)
+    texts[2] = long_prompts(1)[0]
+    requests = Engine(model, slots=2).generate(texts, NEW)
+    assert [r.finish_reason for r in requests] == ["length", "length", "error", "length", "length"]
+    assert "memory ran out while its prompt was fed" in (requests[2].error or "")
+    assert "and more" not in (requests[2].error or "")
+    assert not unexcused(model, [r for r in requests if not r.error])
+
+
+def test_too_many_rows_fail_the_youngest_and_the_engine_keeps_to_fewer(model: Any, limit: Any) -> None:
+    limit(10_000, 2)
+    engine = Engine(model, slots=4)
+    requests = engine.generate(prompts(8, 30, seed=2), NEW)
+    reasons = [r.finish_reason for r in requests]
+    assert reasons.count("error") == 2
+    assert reasons[:2] == ["length"] * 2
+    assert engine.most_rows == 2
+    assert not unexcused(model, [r for r in requests if not r.error])
+    assert not engine.busy
+
+
+def test_a_step_that_ran_out_halfway_can_be_tried_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule's state must not have moved on when choosing a token fails."""
+    engine = Engine(model, slots=2)
+    request = engine.submit(prompts(1, 30, seed=3)[0], NEW)
+    engine.step()
+    before = [buffer.clone() for buffer in engine.state.buffers]
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(device.SlotState, "_choose", full)
+    with pytest.raises(torch.OutOfMemoryError), torch.inference_mode():
+        engine.state.decode(1, len(request.prompt) + request.asked, "greedy")
+    monkeypatch.undo()
+    assert all(map(torch.equal, before, engine.state.buffers))
+    while not request.done:
+        engine.step()
+    assert not unexcused(model, [request])
