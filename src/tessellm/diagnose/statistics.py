@@ -23,7 +23,7 @@ TOP = 5
 ACTIVE = 0.1  # an expert is active where it diverges from the base by more than this (nats)
 TINY = 1e-38  # p log p is 0 where p is
 RAISED = 0.05  # nats: less is noise
-STEEPEST = 80.0  # e to more than this overflows; so steep a ratio is far beyond any threshold
+STEEPEST = 1e34  # larger ratios of probabilities overflow; so steep a one is far beyond any threshold
 
 
 class Statistics(NamedTuple):
@@ -73,9 +73,11 @@ def statistics(
     away_MBT = (-spoken_entropy_BT - torch.einsum("btv,mbtv->mbt", voice_BTV, safe_MBTV)).clamp_min(0)
     gap_kl_BT, nearest_BT = away_MBT.min(0)
     owner_BT = torch.where(away_MBT[0] <= gap_kl_BT + ACTIVE, 0, nearest_BT)
-    gap_BT = distance_to(nearest_BT, voice_BTV, prob_MBTV)
-    product_BTV = (score_BTV - log_z_BT[..., None]).exp()
-    favoured_BT = torch.einsum("btv,mbtv->mbt", product_BTV, safe_MBTV).argmax(0)  # the nearest to Eq. 2
+    clash_BT = gap_BT = distance_to(nearest_BT, voice_BTV, prob_MBTV)
+    if hearing.stops is not None or not isinstance(hearing.rule, Product):
+        product_BTV = score_BTV.sub_(log_z_BT[..., None]).exp_()
+        favoured_BT = torch.einsum("btv,mbtv->mbt", product_BTV, safe_MBTV).argmax(0)  # the nearest to Eq. 2
+        clash_BT = distance_to(favoured_BT, product_BTV, prob_MBTV)
     ideal_BT, idle_BT = idle_budget(hearing, kl_KBT, epsilon_KBT, why)
     top_MBTC, member_ids_MBTC = logp_MBTV.topk(min(TOP, logp_MBTV.shape[-1]), -1)
     top_BTC, ids_BTC = composed_BTV.topk(top_MBTC.shape[-1], -1)
@@ -88,7 +90,7 @@ def statistics(
         log_z_BT=log_z_BT,
         pair_log_z_BTKK=pair_log_z_BTKK,
         pair_accord_BTKK=pair_accord_BTKK,
-        clash_BT=distance_to(favoured_BT, product_BTV, prob_MBTV),
+        clash_BT=clash_BT,
         idle_BT=idle_BT,
         bound_BT=gap_bound(idle_BT, hearing.event(law_MBTV), hearing.event(spoken_BTV), ideal_BT),
         gap_BT=gap_BT,
@@ -115,12 +117,11 @@ def distance_to(member_BT: Tensor, prob_BTV: Tensor, prob_MBTV: Tensor) -> Tenso
 def pairs(prob_MBTV: Tensor, ratio_KBTV: Tensor) -> tuple[Tensor, Tensor]:
     """log Z of Eq. 2 over any two experts, and their accord: the share of its mass on tokens that both want. An expert
     wants a token if it raises it at least half as much as its favourite (in log-probability)."""
-    ratio_KBTV = ratio_KBTV.clamp_max(STEEPEST)
-    factor_KBTV = ratio_KBTV.exp()
+    factor_KBTV = (prob_MBTV[1:] / prob_MBTV[0].clamp_min(TINY)).clamp_max_(STEEPEST)
     favourite_KBT1 = prob_MBTV[1:].argmax(-1, keepdim=True)
     wanted_KBTV = ratio_KBTV >= (ratio_KBTV.gather(-1, favourite_KBT1) / 2).clamp_min(RAISED)
     z_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:], factor_KBTV)
-    both_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:] * wanted_KBTV, factor_KBTV * wanted_KBTV)
+    both_BTKK = torch.einsum("kbtv,lbtv->btkl", prob_MBTV[1:] * wanted_KBTV, factor_KBTV.mul_(wanted_KBTV))
     itself_KK = torch.eye(len(ratio_KBTV), dtype=torch.bool, device=z_BTKK.device)
     return z_BTKK.log().masked_fill(itself_KK, 0.0), (both_BTKK / z_BTKK).masked_fill(itself_KK, 1.0)
 
