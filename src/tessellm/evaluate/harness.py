@@ -119,7 +119,7 @@ class ComposedLM(TemplateLM):
 
     def write(self, prompts: Sequence[tuple[str, dict[str, Any]]]) -> list[Written]:
         """What follows each prompt, under lm-eval's generation arguments."""
-        keys = [key_of("generate", prompt, arguments, self.max_gen_toks) for prompt, arguments in prompts]
+        keys = [self._key(*prompt) for prompt in prompts]
         missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.journal}
         asks = [self._ask(*prompt) for prompt in missing.values()]
         names, since = list(missing), time.monotonic()
@@ -129,6 +129,13 @@ class ComposedLM(TemplateLM):
             since = now
             self.progress(1)
         return [_written(self.journal[key]) for key in keys]
+
+    def entry(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What the journal holds of a prompt that was written."""
+        return self.journal[self._key(prompt, arguments)]
+
+    def _key(self, prompt: str, arguments: dict[str, Any]) -> str:
+        return key_of("generate", prompt, arguments, self.max_gen_toks)
 
     def _ask(self, prompt: str, arguments: dict[str, Any]) -> Ask:
         settings: dict[str, Any] = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
