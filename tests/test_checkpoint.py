@@ -282,6 +282,13 @@ def test_a_member_that_changed_is_named_and_one_that_was_only_touched_is_not(own
     weights = own_members / "math" / "model.safetensors"
     weights.touch()
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    config = own_members / "math" / "config.json"
+    plain = config.read_text()
+    config.write_text(plain.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-02'))
+    assert config.read_text() != plain
+    with pytest.raises(CheckpointError, match="member 'math' has changed since it was composed"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    config.write_text(plain)
     changed = bytearray(weights.read_bytes())
     changed[-1] ^= 1
     weights.write_bytes(changed)

@@ -135,3 +135,11 @@ def test_a_recipe_knows_what_a_member_knows() -> None:
     spec = set(tessellm.MemberSpec.__dataclass_fields__)
     assert set(MemberEntry.model_fields) == spec
     assert {"base", "experts", "rule", "termination", "dtype", "device_map"} <= set(Recipe.model_fields)
+
+
+def test_a_number_with_an_exponent_is_a_number(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "base: ./base\nexperts: {a: {source: ./a, weight: 1e-3}, b: {source: ./b, weight: -2E2}}\n"
+    )
+    experts = read_recipe(tmp_path / "r.yaml").experts
+    assert [getattr(experts[name], "weight", None) for name in "ab"] == [0.001, -200.0]

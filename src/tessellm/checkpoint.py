@@ -17,7 +17,6 @@ import copy
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from .model_card import model_card
 from .quantized import check_readable
 from .rules import RULES
 from .shared_tensors import store_once
+from .stamps import Stamp, telling_files
 from .vocabulary import Alignment, Vocabulary
 
 STUB = '''"""Lets `from_pretrained(folder, trust_remote_code=True)` find tessellm, which must be installed."""
@@ -198,25 +198,6 @@ def load_as_hugging_face(path: str | Path, **options: Any) -> Any:
     return (model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}) if report else model
 
 
-@dataclass(frozen=True)
-class _Stamp:
-    """What a member's weights were when it was linked: quick to compare if untouched, exact if not."""
-
-    sha256: str
-    files: list  # [bytes, changed_ns] of each, as JSON keeps it
-
-    @classmethod
-    def of(cls, files: list[Path]) -> _Stamp:
-        return cls(sources.digest(files), cls.quick(files))
-
-    @staticmethod
-    def quick(files: list[Path]) -> list[list[int]]:
-        return [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-
-    def matches(self, files: list[Path]) -> bool:
-        return self.files == self.quick(files) or self.sha256 == sources.digest(files)
-
-
 def _link(member: Member, target: Path) -> dict[str, Any]:
     """Where a member is, seen from the composition's folder, and how it was loaded."""
     if member.source is None:
@@ -236,9 +217,9 @@ def _link(member: Member, target: Path) -> dict[str, Any]:
         entry["quantization"] = member.spec.quantization
     if member.source.hub_id is not None:
         return {"source": member.source.hub_id, "revision": member.source.revision, **entry}
-    weights = sources.weight_files(member.source.directory)
+    files = telling_files(member.source.directory, sources.weight_files(member.source.directory))
     path = Path(os.path.relpath(member.source.directory, target.resolve())).as_posix()
-    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(_Stamp.of(weights)), **entry}
+    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(Stamp.of(files)), **entry}
 
 
 def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> list[dict[str, Any]]:
@@ -304,8 +285,9 @@ def _linked_folder(entry: Mapping[str, Any], folder: Path) -> Path:
             f"member {name!r} is missing: {folder} links to {path}, which is not there. Move it back, or compose again"
         )
     weights = sources.check_files(path, f"member {name!r}")
-    if "stamp" in entry and not _Stamp(**entry["stamp"]).matches(weights):
+    if "stamp" in entry and not Stamp(**entry["stamp"]).matches(telling_files(path, weights)):
         raise CheckpointError(
-            f"member {name!r} has changed since it was composed: {path} holds other weights. Compose again to take them"
+            f"member {name!r} has changed since it was composed: {path} holds other weights or another config. "
+            "Compose again to take them"
         )
     return path

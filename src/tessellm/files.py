@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 
 from safetensors import SafetensorError
 
@@ -22,7 +23,7 @@ def new_directory(target: Path, replaceable: Callable[[Path], bool]) -> Iterator
     """
     target = Path(os.path.realpath(target))  # a link stays, what it points to is replaced
     check_target(target, replaceable)
-    scratch = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    scratch = target.parent / f".{target.name}.{os.getpid()}-{get_ident()}.tmp"
     made = [folder for folder in target.parents if not folder.exists()]
     try:
         scratch.mkdir(parents=True)
@@ -51,7 +52,7 @@ def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")
@@ -79,7 +80,7 @@ def _make_readable(folder: Path) -> None:
 
 
 def _swap(scratch: Path, target: Path) -> None:
-    old = target.parent / f".{target.name}.{os.getpid()}.old.tmp"
+    old = target.parent / f".{target.name}.{os.getpid()}-{get_ident()}.old.tmp"
     if target.exists():
         target.rename(old)
     try:
@@ -93,7 +94,7 @@ def _swap(scratch: Path, target: Path) -> None:
 
 def _clear_leftovers(target: Path) -> None:
     """What killed processes left behind: half-written folders go, a folder that was being replaced comes back."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(\.old)?\.tmp")
+    ours = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(?:-\d+)?(\.old)?\.tmp")
     for leftover in list(target.parent.iterdir()):
         found = ours.fullmatch(leftover.name)
         if found is None or _is_running(int(found[1])):

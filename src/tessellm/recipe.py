@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings may not say a key twice."""
+    """YAML whose mappings may not say a key twice, and in which 1e-3 is a number: YAML 1.1 wants 1.0e-3."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         merge = "tag:yaml.org,2002:merge"
@@ -174,3 +175,6 @@ class _UniqueKeys(yaml.SafeLoader):
             if keys.count(key) > 1:
                 raise yaml.YAMLError(f"the key {key!r} is there twice, near line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
