@@ -65,10 +65,19 @@ def can_stack(members: Sequence[PreTrainedModel]) -> bool:
 
 
 def shares_base(member: PreTrainedModel, base: PreTrainedModel) -> bool:
-    """Whether a member is the base with low-rank deltas on it, around the very same tensors."""
+    """Whether a member is the base, around the very same tensors, with low-rank deltas on it and at most modules of its
+    own that are no linear layers (norms, input embeddings): those are small, or read a few rows at a time."""
+    if type(member) is not type(base):
+        return False
     theirs = {id(parameter) for parameter in base.parameters()}
-    own = [(path, p) for path, p in member.named_parameters() if id(p) not in theirs]
-    return bool(own) and all(_is_delta(member, path) for path, _ in own)
+    own = [path for path, p in member.named_parameters() if id(p) not in theirs]
+    return bool(own) and all(_is_delta(member, path) or _is_beside(member, path) for path in own)
+
+
+def _is_beside(member: nn.Module, path: str) -> bool:
+    """Whether a parameter belongs to a norm or to a table of embeddings."""
+    module = member.get_submodule(path.rpartition(".")[0])
+    return isinstance(module, nn.Embedding) or "norm" in type(module).__name__.lower()
 
 
 def _is_delta(member: nn.Module, path: str) -> bool:
