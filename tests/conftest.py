@@ -4,6 +4,7 @@ tiny_tokenizer          64 tokens, one a character; no beginning-of-text token i
 make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
 fine_tune(model, seed)  a copy whose weights moved a little
 members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
+composed, server, client   a tiny composition, a process that serves it, the official client
 cli(*arguments)         the command line in this process: exit code, stdout, stderr
 """
 
@@ -15,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,6 +153,29 @@ def members_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -
 def own_members(members_dir: Path, tmp_path: Path) -> Path:
     """A copy of the members that a test may change."""
     return Path(shutil.copytree(members_dir, tmp_path / "members"))
+
+
+@pytest.fixture(scope="session")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A composition that servers serve, and its folder."""
+    from servers import tiny
+
+    return tiny(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def server(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`tessellm serve` on it, for all tests that leave it running."""
+    from servers import serving
+
+    with serving(composed[1], tmp_path_factory.mktemp("log") / "server.txt", "--slots", "8") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Any) -> Any:
+    """The official client of that server."""
+    return server.client()
 
 
 def press_ctrl_c(*_: object) -> str:

@@ -163,6 +163,12 @@ def stop_position(text: str, stops: Sequence[str]) -> int | None:
     return min((text.find(stop) for stop in stops if stop in text), default=None)
 
 
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end may be the beginning of a stop text."""
+    starts = (stop[:size] for stop in stops for size in range(1, len(stop)))
+    return max((len(start) for start in starts if text.endswith(start)), default=0)
+
+
 class _StopTexts(StoppingCriteria):
     """Rows end when a stop text stands in what they wrote. It reads the text itself, so it works for every tokenizer:
     the library's own criterion reads the vocabulary, and fails where a normaliser changes the case."""
@@ -187,11 +193,6 @@ class Streamer(TextStreamer):
         self.text += text
         cut = stop_position(self.text, self.stops)
         if cut is None:
-            cut = len(self.text) - (0 if stream_end else self._held_back())
+            cut = len(self.text) - (0 if stream_end else held_back(self.text, self.stops))
         print(self.text[self.shown : cut], end="\n" if stream_end else "", flush=True, file=self.stream)
         self.shown = max(self.shown, cut)
-
-    def _held_back(self) -> int:
-        """How many characters at the end may be the beginning of a stop text."""
-        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
-        return max((len(start) for start in starts if self.text.endswith(start)), default=0)

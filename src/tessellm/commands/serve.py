@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from ..errors import RecipeError, nearest
-from .shared import ModelPath
-
-ENGINES = ("vllm",)
+from ..errors import RecipeError
+from .shared import Device, Dtype, ModelPath, err, load, out
 
 
 def serve(
     model: ModelPath,
     extra: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for the engine itself.")
+        list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm: vLLM's own server, for one GPU to many nodes.")] = None,
+    engine: Annotated[
+        Literal["tessellm", "vllm"],
+        typer.Option(help="tessellm: this machine; vllm: vLLM's server, one GPU to many nodes."),
+    ] = "tessellm",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="TESSELLM_API_KEY", help="Let in only who has it.", show_default=False)
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
+    context: Annotated[int | None, typer.Option(min=2, help="Tokens a slot holds; the members', up to 4096.")] = None,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0,
+    log_prompts: Annotated[bool, typer.Option(help="Write prompts to the log.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Serve a composition with the OpenAI API.
 
-    Example: tessellm serve --engine vllm out --port 8000 -- --tensor-parallel-size 2
+    Example: tessellm serve out --port 8000
     """
-    if engine not in ENGINES:
-        hint = nearest(engine, ENGINES) if engine else "give --engine vllm"
-        raise RecipeError(f"{f'unknown engine {engine!r}' if engine else 'only the engine vllm serves so far'}; {hint}")
-    from ..vllm.server import serve as serve_with_vllm
+    if engine == "vllm":
+        from ..vllm.server import serve as serve_with_vllm
 
-    serve_with_vllm(model, host, port, extra or [])
+        serve_with_vllm(model, host, port, extra or [])
+        return
+    if extra:
+        raise RecipeError(f"options after -- are for --engine vllm; got {' '.join(extra)}")
+    from ..serve.server import serve as serve_here
+    from ..serve.settings import Settings
+
+    settings = Settings(
+        host=host, port=port, api_key=api_key, slots=slots, context=context, queue=queue, seconds=timeout,
+        drain_seconds=drain_timeout, log_prompts=log_prompts,
+    )  # fmt: skip
+    if not settings.local and not api_key:
+        err.print(f"note: anyone who reaches {host} may use this server; --api-key lets in only who has the key")
+    name = Path(model).stem if Path(model).suffix in (".yaml", ".yml", ".json") else Path(model).resolve().name
+    serve_here(
+        lambda: load(model, device, dtype), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True)
+    )

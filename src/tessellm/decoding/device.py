@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from ..rules import Rule, working_dtype
 from .groups import Group, member_logits
 from .requests import Request
 from .sampling import choose, uniform
+from .voices import Special, Voice
 
 
 def combine(
@@ -25,6 +27,11 @@ def combine(
     """The rule over the members' logits."""
     logp_MBTV = torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
     return rule(logp_MBTV, token_BT, mask_BT, state)
+
+
+def _part(state: Any, slots: Any) -> Any:
+    """A rule's state in some slots."""
+    return state if state is None else type(state)(*(buffer[slots] for buffer in state))
 
 
 class SlotState:
@@ -41,45 +48,105 @@ class SlotState:
         self.logprob_S = torch.zeros(slots, device=device)
         self.combine = partial(combine, model.rule)  # a GPU's steps put a compiled one here
         self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
+        self.other_states: dict[tuple, Any] = {}  # the same for other voices, by the kind of their states
+        self.kinds: WeakKeyDictionary[Voice, tuple] = WeakKeyDictionary()
 
-    def decode(self, rows: int, cells: int, how: str) -> None:
+    def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         """One token more for each of the first `rows` slots."""
         token_B1, position_B1 = self.token_S[:rows, None], self.position_S[:rows, None]
         logits_M = member_logits(self.groups, token_B1, position_B1, rows, cells, 1)
         real_B1 = position_B1 >= 0
-        state = self.rule_state
-        if state is not None:
-            state = type(state)(*(buffer[:rows] for buffer in state))
-        logp_B1V, state = self.combine(logits_M, token_B1, real_B1, state)
-        self._choose(logp_B1V[:, -1], slice(rows), position_B1[:, 0] + 1, how)
-        if state is not None:  # after all that may run out of memory, so that a step can be tried again
-            for buffer, new in zip(self.rule_state, state, strict=True):
-                buffer[:rows] = new
+        if special is None:
+            said_B1V, state = self.combine(logits_M, token_B1, real_B1, _part(self.rule_state, slice(rows)))
+            logp_BV, states = said_B1V[:, -1], [(self.rule_state, slice(rows), state)]
+        else:
+            logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
+        token_B = self._choose(logp_BV, slice(rows), position_B1[:, 0] + 1, how)
+        if special is not None:
+            special.watch(logits_M, logp_BV, token_B)
+        for buffers, slots, state in states:  # after all that may run out of memory, so that a step can be tried again
+            for buffer, new in zip(buffers or (), state or (), strict=True):
+                buffer[slots] = new
+        self._note(slice(rows), token_B, logp_BV)
         self.position_S[:rows] += real_B1[:, 0].long()
 
-    def prefill(self, slot_B: Tensor, token_BT: Tensor, position_BT: Tensor, cells: int, how: str | None) -> None:
+    def _by_voice(
+        self, special: Special, logits_M: Sequence[Tensor], token_B1: Tensor, real_B1: Tensor
+    ) -> tuple[Tensor, list[tuple[Any, Any, Any]]]:
+        """What every voice says in its rows, and their new states: buffers, slots, state."""
+        logp_BV, states = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0])), []
+        for voice, at in special.voices:
+            at_B = torch.tensor(at, device=self.device)
+            buffers = self.other_states.get(self.kinds.get(voice, ())) if voice else self.rule_state
+            heard_M = [logits[at_B] for logits in logits_M]
+            rule = voice.rule if voice else self.rule
+            said_B1V, state = combine(rule, heard_M, token_B1[at_B], real_B1[at_B], _part(buffers, at_B))
+            logp_BV[at_B] = said_B1V[:, -1]
+            states.append((buffers, at_B, state))
+        return logp_BV, states
+
+    def prefill(
+        self,
+        slot_B: Tensor,
+        token_BT: Tensor,
+        position_BT: Tensor,
+        cells: int,
+        how: str | None,
+        special: Special | None = None,
+    ) -> None:
         """Feed tokens (left-padded: position −1). `how` its first new token is chosen; None: it is not at its end."""
-        keep = min(token_BT.shape[1], self.rule.window + 1) if how else 1
+        window = special.window(self.rule) if special else self.rule.window
+        keep = min(token_BT.shape[1], window + 1) if how else 1
         logits_M = member_logits(self.groups, token_BT, position_BT, slot_B, cells, keep)
         if how is None:
             return
-        real_BT = position_BT[:, -keep:] >= 0
-        logp_BTV, state = combine(self.rule, logits_M, token_BT[:, -keep:], real_BT, None)
-        if state is not None:
-            if self.rule_state is None:
-                slots = len(self.token_S)
-                self.rule_state = type(state)(*(new.new_zeros(slots, *new.shape[1:]) for new in state))
-            for buffer, new in zip(self.rule_state, state, strict=True):
-                buffer[slot_B] = new
-        self._choose(logp_BTV[:, -1], slot_B, position_BT[:, -1] + 1, how)
+        heard_BT, real_BT = token_BT[:, -keep:], position_BT[:, -keep:] >= 0
+        if special is None:
+            logp_BV = self._begin(None, logits_M, heard_BT, real_BT, slot_B)
+        else:
+            logp_BV = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0]))
+            for voice, at in special.voices:
+                at_B = torch.tensor(at, device=self.device)
+                heard_M = [logits[at_B] for logits in logits_M]
+                logp_BV[at_B] = self._begin(voice, heard_M, heard_BT[at_B], real_BT[at_B], slot_B[at_B])
+        token_B = self._choose(logp_BV, slot_B, position_BT[:, -1] + 1, how)
+        if special is not None:
+            special.watch(logits_M, logp_BV, token_B)
+        self._note(slot_B, token_B, logp_BV)
         self.position_S[slot_B] = position_BT[:, -1] + 1
 
-    def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> None:
+    def _begin(
+        self, voice: Voice | None, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor
+    ) -> Tensor:
+        """What a rule says after a prompt; its state begins."""
+        logp_BTV, state = combine(voice.rule if voice else self.rule, logits_M, token_BT, real_BT, None)
+        if state is not None:
+            for buffer, new in zip(self._buffers_for(voice, state), state, strict=True):
+                buffer[slot_B] = new
+        return logp_BTV[:, -1]
+
+    def _buffers_for(self, voice: Voice | None, state: Any) -> Any:
+        """Voices whose states are of one kind share buffers: a slot has one voice at a time."""
+        if voice is None:
+            if self.rule_state is None:
+                self.rule_state = self._empty(state)
+            return self.rule_state
+        kind = (type(state), *((new.shape[1:], new.dtype) for new in state))
+        if kind not in self.other_states:
+            self.other_states[kind] = self._empty(state)
+        self.kinds[voice] = kind
+        return self.other_states[kind]
+
+    def _empty(self, state: Any) -> Any:
+        return type(state)(*(new.new_zeros(len(self.token_S), *new.shape[1:]) for new in state))
+
+    def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> Tensor:
         if how == "greedy":
-            token_B = logp_BV.argmax(-1)
-        else:
-            noise_B = uniform(self.seed_S[slots], position_B)
-            token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+            return logp_BV.argmax(-1)
+        noise_B = uniform(self.seed_S[slots], position_B)
+        return choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+
+    def _note(self, slots: Any, token_B: Tensor, logp_BV: Tensor) -> None:
         self.token_S[slots] = token_B
         self.logprob_S[slots] = logp_BV.gather(-1, token_B[:, None])[:, 0].float()
 
@@ -105,7 +172,8 @@ class SlotState:
     def buffers(self) -> list[Tensor]:
         """All that is known of the slots but their caches."""
         own = [self.token_S, self.position_S, self.temperature_S, self.top_p_S, self.seed_S, self.logprob_S]
-        return [*own, *(self.rule_state or ())]
+        others = [buffer for buffers in self.other_states.values() for buffer in buffers]
+        return [*own, *(self.rule_state or ()), *others]
 
     def copy_cells(self, source: int, target: int, cells: int) -> None:
         for group in self.groups:

@@ -24,12 +24,15 @@ from .sampling import Sampling, how
 from .self_check import check, refuse_unknown
 from .speculation import Speculation, Speculator
 from .steps import make_steps
+from .voices import Special, Voice, Watcher, special
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PREFILL_TOKENS = 2048  # padded tokens of one prefill pass
 MOST_PADDED = 1.5  # times the real tokens of a prefill pass
 SMALLEST_CHUNK = 16
 CONTEXT = 4096  # cells a slot, where neither the user nor the members say
+
+Arriving = tuple[list[Request], Callable[[], tuple[list[int], list[float]]], Special | None]
 
 
 class Engine:
@@ -43,7 +46,9 @@ class Engine:
         stacked: bool | None = None,
         compiled: bool = True,
         speculation: Speculation | None = None,
+        window: int = 0,
     ):
+        """`window`: the longest of any rule that requests bring, if longer than that of the composition's own."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
         if getattr(model, "hf_device_map", None):
@@ -51,7 +56,7 @@ class Engine:
         limit = model.config.max_position_embeddings or None
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
-        self.window = model.rule.window
+        self.window = max(model.rule.window, window)
         refuse_unknown(model)
         groups = self._checked_groups(slots, stacked)
         self.state = SlotState(model, groups, slots)
@@ -62,7 +67,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self._failed: list[Request] = []  # since the last step
         self.in_slot: list[Request | None] = [None] * slots
-        self._arriving: deque[tuple[list[Request], Callable[[], tuple[list[int], list[float]]]]] = deque()
+        self._arriving: deque[Arriving] = deque()
 
     def _checked_groups(self, slots: int, stacked: bool | None) -> list[Group]:
         """Groups that compute what their members do: stacked as wished, else apart."""
@@ -80,10 +85,29 @@ class Engine:
             return self._checked_groups(slots, stacked=False)
         return groups
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Request:
-        """Put a request into the queue."""
-        request = self._checked(prompt, sampling or Sampling())
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling | None = None,
+        voice: Voice | None = None,
+        watcher: Watcher | None = None,
+    ) -> Request:
+        """Put a request into the queue: of the composition, or of another voice of its members."""
+        request = self.prepare(prompt, sampling, voice, watcher)
         self.waiting.append(request)
+        return request
+
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling | None = None,
+        voice: Voice | None = None,
+        watcher: Watcher | None = None,
+    ) -> Request:
+        """A request that can be fulfilled, for `waiting`; changes nothing, so any thread may call it."""
+        request = self._checked(prompt, sampling or Sampling())
+        self._check_special(voice, watcher)
+        request.voice, request.watcher = voice, watcher
         return request
 
     def _checked(self, prompt: Sequence[int], sampling: Sampling) -> Request:
@@ -100,6 +124,15 @@ class Engine:
                 f"slot holds {self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
             )
         return Request(tokens, sampling)
+
+    def _check_special(self, voice: Voice | None, watcher: Watcher | None) -> None:
+        if self.speculator and (voice or watcher):
+            raise GenerationError("drafts are checked by the composition's own rule: no other voices, no watchers")
+        if voice and voice.rule.window > self.window:
+            raise GenerationError(
+                f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {self.window}: make "
+                f"it with window={voice.rule.window}"
+            )
 
     def cancel(self, request: Request) -> None:
         """Drop a request; its slot is free at once."""
@@ -120,7 +153,8 @@ class Engine:
         self._prefill()
         arrived = self._arrivals() if self.speculator else []  # a draft starts from the last token
         self._decode()
-        return list(dict.fromkeys(arrived + self._arrivals()))
+        failed, self._failed = self._failed, []
+        return list(dict.fromkeys(arrived + self._arrivals() + failed))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
@@ -173,8 +207,9 @@ class Engine:
             token_BT[b, width - takes :] = torch.tensor(request.prompt[request.fed : request.fed + takes])
             position_BT[b, width - takes :] = torch.arange(request.fed, request.fed + takes)
         slots = [r.slot for r in chosen if r.slot is not None]
+        asked = special(chosen, range(len(chosen))) if last else None
         try:
-            self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None)
+            self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None, asked)
         except torch.OutOfMemoryError as error:
             self._feed_less(chosen, width, error)
             return
@@ -182,7 +217,7 @@ class Engine:
             request.fed += self._takes(request)
             self.prefixes.wrote(request.slot, request.prompt[: request.fed])
         if last:
-            self._expect(chosen, slots)
+            self._expect(chosen, slots, asked)
 
     def _takes(self, request: Request) -> int:
         """How much of its prompt is fed next. The last piece is never shorter than the rule's window."""
@@ -214,19 +249,21 @@ class Engine:
             self._receive(running, *self.speculator.decode(running, rows))
             return
         cells = max(len(r.prompt) + r.asked for r in running)
+        slots = [r.slot for r in running if r.slot is not None]
+        asked = special(running, slots)
         try:
-            self.steps.decode(rows, cells, how(r.sampling for r in running))
+            self.steps.decode(rows, cells, how(r.sampling for r in running), asked)
         except torch.OutOfMemoryError as error:
             _return_memory()
             youngest = max(running, key=lambda r: r.number)
             self.most_rows = max(1, len(running) - 1)
             self._give_up(youngest, f"memory ran out while {len(running)} sequences were decoded at once", error)
             return
-        self._expect(running, [r.slot for r in running if r.slot is not None])
+        self._expect(running, slots, asked)
 
-    def _expect(self, requests: list[Request], slots: list[int]) -> None:
+    def _expect(self, requests: list[Request], slots: list[int], asked: Special | None) -> None:
         """Note that a token is on its way to each; those that need no more leave their slots."""
-        self._arriving.append((requests, self.steps.fetch(slots)))
+        self._arriving.append((requests, self.steps.fetch(slots), asked))
         for request in requests:
             request.asked += 1
             if request.asked == request.sampling.max_new_tokens:
@@ -236,7 +273,7 @@ class Engine:
         """Note several tokens each that are here already."""
         owners = [request for request, own in zip(requests, tokens, strict=True) for _ in own]
         arrived = [token for own in tokens for token in own], [logprob for own in logprobs for logprob in own]
-        self._arriving.append((owners, lambda: arrived))
+        self._arriving.append((owners, lambda: arrived, None))
         for request in owners:
             request.asked += 1
 
@@ -247,17 +284,22 @@ class Engine:
             arrived += self._collect(*self._arriving.popleft())
         return arrived
 
-    def _collect(self, requests: list[Request], fetch: Callable[[], tuple[list[int], list[float]]]) -> list[Request]:
+    def _collect(
+        self, requests: list[Request], fetch: Callable[[], tuple[list[int], list[float]]], asked: Special | None
+    ) -> list[Request]:
         arrived = []
+        views = asked.views() if asked else {}
         for request, token, logprob in zip(requests, *fetch(), strict=True):
             if request.done:
                 continue  # it ended while this token was on its way
             request.receive(token, logprob)
+            if request in views:
+                request.seen.append(views[request])
             if math.isnan(logprob):
                 request.finish(
                     "error", f"a member computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
                 )
-            elif token in self.ends and not request.sampling.ignore_end:
+            elif token in (request.voice or self).ends and not request.sampling.ignore_end:
                 request.finish("stop")
             elif len(request.tokens) == request.sampling.max_new_tokens:
                 request.finish("length")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .device import SlotState, combine
 from .steps import Steps
+from .voices import Special
 
 if TYPE_CHECKING:
     from .drafts import Alone
@@ -40,14 +41,25 @@ class GraphSteps(Steps):
         if compiled:
             state.combine = partial(torch.compile(_own(combine), fullgraph=True, dynamic=False), state.rule)
 
-    def prefill(self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None) -> None:
+    def prefill(
+        self,
+        slots: Sequence[int],
+        token_BT: Tensor,
+        position_BT: Tensor,
+        how: str | None,
+        special: Special | None = None,
+    ) -> None:
         cells, device = self._cells(int(position_BT.max()) + 1), self.state.device
         slot_B, token_BT, position_BT = (
             part.pin_memory().to(device, non_blocking=True) for part in (torch.tensor(slots), token_BT, position_BT)
         )
-        self.state.prefill(slot_B, token_BT, position_BT, cells, how)
+        self.state.prefill(slot_B, token_BT, position_BT, cells, how, special)
 
-    def decode(self, rows: int, cells: int, how: str) -> None:
+    def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
+        """A special pass is run as it is: which rows ask for what differs from step to step."""
+        if special is not None:
+            self.state.decode(self._rows(rows), self._cells(cells), how, special)
+            return
         self._replay(self.state.decode, self._rows(rows), self._cells(cells), how)
 
     def draft(self, member: Alone, rows: int, length: int, cells: int, how: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from .sampling import Sampling
+from .voices import Voice, Watcher
 
 _NUMBERS = count()
 
@@ -17,9 +19,12 @@ class Request:
 
     prompt: list[int]
     sampling: Sampling
+    voice: Voice | None = None  # None: the composition's own rule
+    watcher: Watcher | None = None
     number: int = field(default_factory=_NUMBERS.__next__)
     tokens: list[int] = field(default_factory=list)  # written so far, an end token included
     logprobs: list[float] = field(default_factory=list)  # of each, under the composition
+    seen: list[dict[str, Any]] = field(default_factory=list)  # by the watcher, of each token
     finish_reason: str | None = None  # stop: an end token; length: max_new_tokens; cancelled; error
     error: str | None = None
     submitted: float = field(default_factory=time.monotonic)

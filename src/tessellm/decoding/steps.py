@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .device import SlotState
+from .voices import Special
 
 if TYPE_CHECKING:
     from .drafts import Alone
@@ -23,12 +24,19 @@ class Steps:
         self.lag = 0  # passes that may be on their way while the next is prepared
         self.prepared_seconds = 0.0  # spent on compiling and capturing
 
-    def prefill(self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None) -> None:
+    def prefill(
+        self,
+        slots: Sequence[int],
+        token_BT: Tensor,
+        position_BT: Tensor,
+        how: str | None,
+        special: Special | None = None,
+    ) -> None:
         cells = self._cells(int(position_BT.max()) + 1)
-        self.state.prefill(torch.tensor(slots), token_BT, position_BT, cells, how)
+        self.state.prefill(torch.tensor(slots), token_BT, position_BT, cells, how, special)
 
-    def decode(self, rows: int, cells: int, how: str) -> None:
-        self.state.decode(rows, self._cells(cells), how)
+    def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
+        self.state.decode(rows, self._cells(cells), how, special)
 
     def draft(self, member: Alone, rows: int, length: int, cells: int, how: str) -> None:
         member.draft(rows, length, self._cells(cells), how)

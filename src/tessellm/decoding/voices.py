@@ -1,0 +1,73 @@
+"""Requests with a rule of their own, and requests that are watched, among others on the same slots.
+
+All rows of a pass share the members' log-probabilities; only how these combine differs. A Voice says how; a watcher is
+shown every row from which its request's tokens were chosen. Knows neither texts nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..rules import Rule, working_dtype
+
+if TYPE_CHECKING:
+    from .requests import Request
+
+Watcher = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]  # (logp_MBV, composed_BV, token_B) -> [B, …] by name
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """A rule over the same members in the place of the composition's own, and the tokens that end a text."""
+
+    rule: Rule
+    ends: frozenset[int]
+
+
+@dataclass
+class Special:
+    """What some rows of a pass ask for. Requests stand beside the rows that they have in it."""
+
+    voices: list[tuple[Voice | None, list[int]]]
+    watched: list[tuple[Watcher, list[Request], list[int]]]
+    seen: list[Mapping[str, Tensor]] = field(default_factory=list)  # of each watcher, once the pass is run
+
+    def window(self, own: Rule) -> int:
+        """The longest among the rules."""
+        return max((voice.rule if voice else own).window for voice, _ in self.voices)
+
+    def watch(self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor) -> None:
+        for watcher, _, rows in self.watched:
+            at_B = torch.tensor(rows, device=token_B.device)
+            last_M = [logits[at_B, -1] for logits in logits_M]
+            logp_MBV = torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in last_M])
+            self.seen.append(watcher(logp_MBV, composed_BV[at_B], token_B[at_B]))
+
+    def views(self) -> dict[Request, dict[str, Any]]:
+        """What was seen of each request's row, on the host."""
+        found: dict[Request, dict[str, Any]] = {}
+        for (_, requests, _), seen in zip(self.watched, self.seen, strict=True):
+            lists = {name: values.tolist() for name, values in seen.items()}
+            for number, request in enumerate(requests):
+                found[request] = {name: values[number] for name, values in lists.items()}
+        return found
+
+
+def special(requests: Sequence[Request], rows: Sequence[int]) -> Special | None:
+    """The wishes of a pass; None where there are none, and the pass may run as it always does."""
+    if not any(request.voice or request.watcher for request in requests):
+        return None
+    voices: dict[Voice | None, list[int]] = {}
+    watched: dict[int, tuple[Watcher, list[Request], list[int]]] = {}
+    for request, row in zip(requests, rows, strict=True):
+        voices.setdefault(request.voice, []).append(row)
+        if request.watcher is not None:
+            _, own, at = watched.setdefault(id(request.watcher), (request.watcher, [], []))
+            own.append(request)
+            at.append(row)
+    return Special(list(voices.items()), list(watched.values()))

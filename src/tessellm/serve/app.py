@@ -1,0 +1,152 @@
+"""The application: paths, what is behind them, and how they are described."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from .. import __version__
+from .answers import ChatCompletion, Completion, Health, Model, Models
+from .connections import EventStream, unless_gone
+from .guard import Guard
+from .refusals import ErrorResponse, Refusal, bad
+from .replies import as_body
+from .schema import ChatRequest, CompletionRequest
+from .service import Running, Service
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": meaning}
+    for status, meaning in {
+        400: "The request cannot be fulfilled.",
+        401: "The key is missing or wrong.",
+        404: "There is no such model.",
+        413: "The request is too large.",
+        421: "The request is for another host.",
+        429: "The queue is full; Retry-After says when to come back.",
+        500: "The request failed.",
+        503: "The server does not take requests.",
+        504: "The request took too long.",
+    }.items()
+}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    **REFUSED,
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer."},
+}
+
+
+def make_app(service: Service) -> Guard:
+    """The application, guarded, around a service that starts and stops with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.scheduler.start(asyncio.get_running_loop())
+        yield
+        service.scheduler.stop()
+
+    api = FastAPI(title="tessellm", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    _add_models(api, service)
+    _add_generation(api, service)
+    _add_state(api, service)
+    _add_refusals(api)
+    _describe(api)
+    paths = {getattr(route, "path", "") for route in api.routes}
+
+    def count(path: str, status: int) -> None:
+        service.metrics.responses[path if path in paths else "other", status] += 1
+
+    return Guard(api, service.settings, count)
+
+
+def _add_models(api: FastAPI, service: Service) -> None:
+    @api.get("/v1/models", responses=REFUSED)
+    async def models() -> Models:
+        return service.models()
+
+    @api.get("/v1/models/{model}", responses=REFUSED)
+    async def model(model: str) -> Model:
+        return service.about(model)
+
+
+def _add_generation(api: FastAPI, service: Service) -> None:
+    async def answer(request: Request, running: Running) -> Response:
+        if running.asked.stream:
+            return EventStream(service.streamed(running))
+        whole = await unless_gone(request.receive, service.whole(running))
+        return Response(as_body(whole), media_type="application/json")
+
+    @api.post("/v1/completions", responses=STREAMED, response_model=Completion)
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        return await answer(request, await service.complete(asked))
+
+    @api.post("/v1/chat/completions", responses=STREAMED, response_model=ChatCompletion)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        return await answer(request, await service.chat(asked))
+
+
+def _add_state(api: FastAPI, service: Service) -> None:
+    @api.get("/health", responses={503: {"model": Health}})
+    async def health() -> Health:
+        """Whether the engine works."""
+        failure = service.scheduler.failure
+        return _state(Health(status="failed" if failure else "ok", detail=failure))
+
+    @api.get("/ready", responses={503: {"model": Health}})
+    async def ready() -> Health:
+        """Whether a request would be let in now."""
+        scheduler = service.scheduler
+        full = scheduler.failure is not None or scheduler.open >= scheduler.room
+        return _state(Health(status="not ready" if full else "ready", detail=scheduler.failure))
+
+    @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        scheduler = service.scheduler
+        text = service.metrics.text(len(service.engine.in_slot), scheduler.running, scheduler.waiting)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _state(health: Health) -> Any:
+    return JSONResponse(health.model_dump(), 200 if health.status in ("ok", "ready") else 503)
+
+
+def _add_refusals(api: FastAPI) -> None:
+    @api.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> Response:
+        return JSONResponse(error.body, error.status, headers=error.headers)
+
+    @api.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int))
+        told = f"{place}: {first['msg']}" if place else first["msg"]
+        return await refused(request, bad(f"the request is malformed: {told}", place or None))
+
+    @api.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        return await refused(request, Refusal(error.status_code, str(error.detail), headers=headers))
+
+    @api.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @api.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return await refused(request, Refusal(500, "the server failed; its log says why", kind="server_error"))
+
+
+def _describe(api: FastAPI) -> None:
+    """Wrong requests are answered with 400 and OpenAI's shape, so nothing else is promised."""
+    described = api.openapi()
+    for path in described["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        described["components"]["schemas"].pop(name, None)

@@ -1,0 +1,80 @@
+"""One choice of an answer as it is written: news from the scheduler in, pieces of text with their tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .refusals import Refusal, broken, too_slow
+from .scheduler import Job, News, Scheduler
+from .texts import Text, Token
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is certain, the tokens that end in it, and whether it is the last."""
+
+    text: str
+    tokens: list[Token]
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+@dataclass
+class Written:
+    """A choice: its job and the text that comes of it."""
+
+    job: Job
+    text: Text
+    ends: frozenset[int]
+    seconds: float
+    count: int = 0  # tokens that were written, up to a stop text
+    finish_reason: str | None = None
+
+    def read(self, news: News) -> Piece:
+        piece = self._read(news)
+        self.finish_reason = piece.finish_reason
+        return piece
+
+    def _read(self, news: News) -> Piece:
+        if news.finish_reason in ("error", "timeout", "cancelled"):
+            raise self._failure(news)
+        nothing: list[dict[str, Any] | None] = [None] * len(news.tokens)
+        seen = news.seen or nothing
+        for token, logprob, view in zip(news.tokens, news.logprobs, seen, strict=True):
+            self.count += 1
+            if token in self.ends:
+                break
+            self.text.add(token, logprob, view)
+            if self.text.stopped:
+                return Piece(*self.text.release(), "stop")
+        if news.finish_reason is None:
+            return Piece(*self.text.release())
+        self.text.finish()
+        reason: Literal["stop", "length"] = "length" if news.finish_reason == "length" else "stop"
+        return Piece(*self.text.release(all_of_it=True), "stop" if self.text.stopped else reason)
+
+    def _failure(self, news: News) -> Refusal:
+        if news.finish_reason == "timeout":
+            return too_slow(self.seconds)
+        return broken(news.error or "the request was dropped")
+
+
+async def pieces(scheduler: Scheduler, choices: Sequence[Written]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Of all choices of a request as they come. Leaves nothing running, however this ends."""
+    left = len(choices)
+    try:
+        while left:
+            number, news = await choices[0].job.news.get()
+            choice = choices[number]
+            if choice.finish_reason:
+                continue  # it was stopped by its text; what came meanwhile is not shown
+            piece = choice.read(news)
+            if piece.finish_reason:
+                left -= 1
+                scheduler.cancel(choice.job)
+            if piece.text or piece.tokens or piece.finish_reason:
+                yield number, piece
+    finally:
+        for choice in choices:
+            scheduler.cancel(choice.job)

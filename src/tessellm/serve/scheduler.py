@@ -1,0 +1,170 @@
+"""Scheduler: one thread owns the engine and steps it. Requests come in by a queue, tokens leave to the event loop.
+
+First come, first served. All but `_run` and what it calls belongs to the event loop's thread; between the two there are
+only the inbox and `call_soon_threadsafe`. Knows token ids, not texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from ..decoding.engine import Engine
+from ..decoding.requests import Request
+from .refusals import busy, unavailable
+
+log = logging.getLogger("tessellm.serve")
+
+
+@dataclass(frozen=True)
+class News:
+    """What has come of a request since the last news."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    seen: list[dict[str, Any]]
+    finish_reason: str | None = None  # the engine's, or timeout
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request, until when it may take, and where its news go, under its number."""
+
+    request: Request
+    number: int
+    deadline: float
+    news: asyncio.Queue[tuple[int, News]]
+    told: int = 0  # tokens that were passed on
+    closed: bool = False
+
+
+class Scheduler:
+    """Slots and a bounded queue in front of them."""
+
+    def __init__(self, engine: Engine, queue: int, ended: Callable[[Request], None] = lambda request: None):
+        self.engine, self.room = engine, len(engine.in_slot) + queue
+        self.open = 0  # requests that were let in and have not ended
+        self.failure: str | None = None
+        self._ended = ended
+        self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
+        self._jobs: dict[Request, Job] = {}  # the engine thread's
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end. What is still open is dropped: drain first."""
+        self._inbox.put(("stop", None))
+        self._thread.join()
+
+    def submit(self, requests: Sequence[Request], seconds: float) -> list[Job]:
+        """Let requests in, all or none. They share one queue of news."""
+        if self.failure:
+            raise unavailable(f"the engine has failed: {self.failure}")
+        if self.open + len(requests) > self.room:
+            raise busy(self._retry_after())
+        self.open += len(requests)
+        news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+        deadline = time.monotonic() + seconds
+        jobs = [Job(request, number, deadline, news) for number, request in enumerate(requests)]
+        for job in jobs:
+            self._inbox.put(("enter", job))
+        return jobs
+
+    def cancel(self, job: Job) -> None:
+        """Its slot is free before the next step."""
+        if not job.closed:
+            self._inbox.put(("leave", job))
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self.open - self.running)
+
+    @property
+    def running(self) -> int:
+        return sum(request is not None for request in self.engine.in_slot)
+
+    def _retry_after(self) -> int:
+        """Seconds until a slot may be free: a guess from how many wait for each."""
+        return max(1, min(60, self.open // (2 * len(self.engine.in_slot))))
+
+    def _run(self) -> None:
+        try:
+            while self._take_orders():
+                self._expire()
+                if self.engine.busy:
+                    self._tell(self.engine.step())
+        except Exception as error:
+            log.exception("the engine has failed")
+            self.failure = f"{type(error).__name__}: {error}"
+            self._post([(job, News([], [], [], "error", self.failure)) for job in self._jobs.values()])
+            self._refuse_all()
+
+    def _take_orders(self) -> bool:
+        """Let in and drop what was asked for since the last step; wait where there is nothing to do."""
+        while not self._inbox.empty() or not self.engine.busy:
+            order, job = self._inbox.get()
+            if job is None:
+                return False
+            if order == "enter":
+                self._jobs[job.request] = job
+                self.engine.waiting.append(job.request)
+            elif job.request in self._jobs:
+                self._drop(job, "cancelled")
+        return True
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for job in [job for job in self._jobs.values() if now > job.deadline]:
+            self._drop(job, "timeout")
+
+    def _drop(self, job: Job, reason: str) -> None:
+        self.engine.cancel(job.request)
+        del self._jobs[job.request]
+        self._post([(job, News([], [], [], reason))])
+
+    def _tell(self, arrived: Sequence[Request]) -> None:
+        news = []
+        for request in arrived:
+            job = self._jobs.get(request)
+            if job is None:
+                continue
+            new = slice(job.told, len(request.tokens))
+            job.told = len(request.tokens)
+            said = request.tokens[new], request.logprobs[new], request.seen[new]
+            news.append((job, News(*said, request.finish_reason, request.error)))
+            if request.done:
+                del self._jobs[request]
+        self._post(news)
+
+    def _post(self, news: list[tuple[Job, News]]) -> None:
+        assert self._loop is not None
+        if news and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hand_out, news)
+
+    def _hand_out(self, news: list[tuple[Job, News]]) -> None:
+        for job, each in news:
+            job.news.put_nowait((job.number, each))
+            if each.finish_reason and not job.closed:
+                job.closed = True
+                self.open -= 1
+                self._ended(job.request)
+
+    def _refuse_all(self) -> None:
+        """After a failure: answer what still comes in."""
+        while True:
+            order, job = self._inbox.get()
+            if job is None:
+                return
+            if order == "enter":
+                self._post([(job, News([], [], [], "error", self.failure))])

@@ -1,0 +1,180 @@
+"""Service: from a checked request to its answer. Knows texts and models; knows nothing of HTTP but its refusals."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from ..decoding.engine import Engine
+from ..decoding.requests import Request
+from ..decoding.sampling import Sampling
+from ..errors import GenerationError, PromptError
+from ..generation import tokenizer_of
+from ..model import ComposedForCausalLM
+from ..rules import RULES
+from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
+from .choices import Piece, Written, pieces
+from .metrics import Metrics
+from .prompts import Prompts
+from .refusals import Refusal, bad
+from .replies import ChatReply, CompletionReply, as_event
+from .scheduler import Scheduler
+from .schema import ChatRequest, CompletionRequest, Generation
+from .settings import Settings
+from .texts import Text
+from .voices import Speaker, Speakers, top
+
+COLDEST = 1e-4  # a temperature below this is greedy
+NARROWEST = 1e-9  # a top_p below this leaves the likeliest token
+
+log = logging.getLogger("tessellm.serve")
+
+
+@dataclass
+class Running:
+    """A request that was let in."""
+
+    asked: Generation
+    reply: CompletionReply | ChatReply
+    choices: list[Written]
+
+    @property
+    def usage(self) -> Usage:
+        prompts = {id(choice.job.request.prompt): len(choice.job.request.prompt) for choice in self.choices}
+        read, written = sum(prompts.values()), sum(choice.count for choice in self.choices)
+        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+
+class Service:
+    """One composition, its engine, and everyone who asks."""
+
+    def __init__(self, model: ComposedForCausalLM, name: str, settings: Settings):
+        self.model, self.settings, self.created = model, settings, int(time.time())
+        self.tokenizer = tokenizer_of(model)
+        self.speakers, self.metrics = Speakers(model, name), Metrics()
+        self.engine = Engine(model, settings.slots, settings.context, window=self.speakers.window)
+        self.scheduler = Scheduler(self.engine, settings.queue, self._ended)
+        choices = min(settings.choices, self.scheduler.room)
+        self.prompts = Prompts(self.tokenizer, self.engine.context, model.config.vocab_size, choices)
+
+    def models(self) -> Models:
+        return Models(data=[self.about(name) for name in self.speakers.names])
+
+    def about(self, name: str) -> Model:
+        speaker, config = self.speakers.find(name), self.model.config
+        if name in self.speakers.members:
+            return Model(id=speaker.model, created=self.created, tessellm=ModelAbout(kind="member"))
+        weights = (None, *config.weights)
+        ids = zip(config.member_names, self.speakers.members, weights, strict=True)
+        members = [ModelMember(name=each, model=id_, weight=weight) for each, id_, weight in ids]
+        about = ModelAbout(kind="composition", rule=config.rule["name"], rules=list(RULES), members=members)
+        return Model(id=name, created=self.created, tessellm=about)
+
+    async def complete(self, asked: CompletionRequest) -> Running:
+        speaker = self._speaker(asked)
+        rows = await self.prompts.of_completion(asked)
+        reply = CompletionReply(
+            self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace
+        )
+        return self._start(asked, speaker, reply, rows, asked.max_tokens, 16, "prompt")
+
+    async def chat(self, asked: ChatRequest) -> Running:
+        speaker = self._speaker(asked)
+        rows = await self.prompts.of_chat(asked)
+        reply = ChatReply(self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace)
+        wanted = asked.max_completion_tokens or asked.max_tokens
+        return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
+
+    def _speaker(self, asked: Generation) -> Speaker:
+        return self.speakers.find(asked.model, asked.extension.rule, asked.extension.weights)
+
+    def _start(
+        self,
+        asked: Generation,
+        speaker: Speaker,
+        reply: Any,
+        rows: Sequence[list[int]],
+        wanted: int | None,
+        default: int,
+        param: str,
+    ) -> Running:
+        seed = secrets.randbits(38) if asked.seed is None else asked.seed
+        watcher = speaker.trace if reply.trace else top if reply.top else None
+        requests: list[Request] = []
+        for row in rows:
+            room = self.engine.context - len(row)
+            if wanted is not None and wanted > room:
+                raise self.prompts.too_long(len(row), wanted, param)
+            for _ in range(asked.n or 1):
+                sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
+                requests.append(self._prepared(row, sampling, speaker, watcher))
+        jobs = self.scheduler.submit(requests, self.settings.seconds)
+        if self.settings.log_prompts:
+            log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row in rows])
+        choices = [
+            Written(job, Text(self.tokenizer, asked.stops, job.request.prompt), speaker.ends, self.settings.seconds)
+            for job in jobs
+        ]
+        return Running(asked, reply, choices)
+
+    def _prepared(self, row: list[int], sampling: Sampling, speaker: Speaker, watcher: Any) -> Request:
+        try:
+            request = self.engine.prepare(row, sampling, speaker.voice, watcher)
+        except (PromptError, GenerationError) as error:
+            raise bad(str(error)) from error
+        request.prompt = row  # one list for all choices of a prompt
+        return request
+
+    async def whole(self, running: Running) -> Answer:
+        """The answer, when all of it is there."""
+        texts, tokens, reasons = ({n: [] for n in range(len(running.choices))} for _ in range(3))  # type: ignore[var-annotated]
+        async with aclosing(pieces(self.scheduler, running.choices)) as coming:
+            async for number, piece in coming:
+                texts[number].append(piece.text)
+                tokens[number] += piece.tokens
+                reasons[number].append(piece.finish_reason)
+        made = [
+            (choice.text.text, Piece("".join(texts[n]), tokens[n], reasons[n][-1]))
+            for n, choice in enumerate(running.choices)
+        ]
+        return running.reply.whole(made, running.usage)
+
+    async def streamed(self, running: Running) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events; a failure on the way is the last of them."""
+        begun: set[int] = set()
+        try:
+            async with aclosing(pieces(self.scheduler, running.choices)) as coming:
+                async for number, piece in coming:
+                    text = running.choices[number].text.text
+                    yield as_event(running.reply.piece(number, text, piece, number not in begun))
+                    begun.add(number)
+            if running.asked.wants_usage:
+                yield as_event(running.reply.usage(running.usage))
+        except Refusal as refusal:
+            yield b"data: " + refusal.response.model_dump_json().encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def _ended(self, request: Request) -> None:
+        now = time.monotonic()
+        self.metrics.request_ended(request, now)
+        log.info(
+            "%d tokens read, %d written, %s, %.3f s",
+            len(request.prompt), len(request.tokens), request.finish_reason, now - request.submitted,
+        )  # fmt: skip
+
+
+def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:
+    """Choices of one request differ in their seeds."""
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    return Sampling(
+        new,
+        temperature if temperature >= COLDEST else 0.0,
+        max(top_p, NARROWEST),
+        ((seed << 24) + number) % 2**63,
+    )

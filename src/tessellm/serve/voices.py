@@ -1,0 +1,122 @@
+"""Who can be asked to speak: the composition, each of its members, and the composition under other rules and weights.
+
+All of them run on the same slots: a pass computes every member once, and each request combines them as it likes. A
+member alone is the rule `product` with that expert's weight 1 and all others 0, which is that member exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..decoding.voices import Voice, Watcher
+from ..diagnose.laws import hearing_of
+from ..diagnose.recorder import log_probabilities
+from ..diagnose.statistics import statistics
+from ..errors import nearest
+from ..model import ComposedForCausalLM, complete_rule
+from ..rules import LARGEST_WEIGHT, RULES, default_termination, plain_rule
+from .refusals import Refusal, bad
+
+KEPT = 64  # voices that are remembered
+MOST_TOP = 20  # log-probabilities that a client may ask for
+
+
+@dataclass(frozen=True, eq=False)
+class Speaker:
+    """A voice with its name; `voice` None is the composition as it was made."""
+
+    model: str
+    voice: Voice | None
+    trace: Watcher
+    ends: frozenset[int]
+
+
+class Speakers:
+    """The models of one server, by name."""
+
+    def __init__(self, model: ComposedForCausalLM, name: str):
+        self.model, self.name = model, name
+        self.members = {f"{name}:{member}": number for number, member in enumerate(model.config.member_names)}
+        self.names = [name, *self.members]
+        self.window = max(entry.make().window for entry in RULES.values())
+        self._ends = [tuple(member.get("end_ids", ())) for member in model.config.members]
+        self._own = self._speaker(name, None)
+        self._member = lru_cache(maxsize=None)(self._make_member)
+        self._other = lru_cache(maxsize=KEPT)(self._make_other)
+
+    def find(self, name: str, rule: str | None = None, weights: Mapping[str, float] | None = None) -> Speaker:
+        if name not in self.names:
+            raise Refusal(404, f"there is no model {name!r}; {nearest(name, self.names)}", "model", "model_not_found")
+        if name in self.members:
+            if rule is not None or weights is not None:
+                raise bad(f"{name!r} is a member and speaks alone: rules and weights are the composition's", "tessellm")
+            return self._member(name)
+        if rule is None and weights is None:
+            return self._own
+        return self._other(rule or self.model.config.rule["name"], self._weights(weights or {}))
+
+    def _weights(self, given: Mapping[str, float]) -> tuple[float, ...]:
+        experts = self.model.config.member_names[1:]
+        for name, weight in given.items():
+            if name not in experts:
+                raise bad(f"there is no expert {name!r}; {nearest(name, experts)}", "tessellm.weights")
+            if not abs(weight) <= LARGEST_WEIGHT:
+                raise bad(f"expected a weight within ±{LARGEST_WEIGHT:g}; got {weight}", "tessellm.weights")
+        pairs = zip(experts, self.model.config.weights, strict=True)
+        return tuple(float(given.get(name, weight)) for name, weight in pairs)
+
+    def _make_member(self, name: str) -> Speaker:
+        number = self.members[name]
+        weights = [float(expert == number) for expert in range(1, len(self._ends))]
+        ends = self._ends[number] or self.model.config.eos_token_id or ()
+        rule = complete_rule(plain_rule("product")[0], weights, self._ends, "rule")
+        return self._speaker(name, Voice(rule, frozenset(ends)))
+
+    def _make_other(self, rule: str, weights: tuple[float, ...]) -> Speaker:
+        config = self.model.config
+        if rule not in RULES:
+            raise bad(f"there is no rule {rule!r}; {nearest(rule, RULES)}", "tessellm.rule")
+        own = rule == config.rule["name"]
+        plain, _ = plain_rule(config.rule if own else rule)
+        termination = config.termination if own else default_termination(rule)
+        complete = complete_rule(plain, weights, self._ends, termination)
+        return self._speaker(self.name, Voice(complete, frozenset(config.eos_token_id or ())))
+
+    def _speaker(self, name: str, voice: Voice | None) -> Speaker:
+        ends = voice.ends if voice else frozenset(self.model.config.eos_token_id or ())
+        return Speaker(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
+
+
+def top(logp_MBV: Tensor, composed_BV: Tensor, token_B: Tensor) -> dict[str, Tensor]:
+    """A watcher: the likeliest tokens and their log-probabilities."""
+    logp_BC, id_BC = composed_BV.topk(min(MOST_TOP, composed_BV.shape[-1]), -1)
+    return {"ids": id_BC, "logps": logp_BC}
+
+
+def tracer(rule: Any, ends: tuple[tuple[int, ...], ...]) -> Watcher:
+    """A watcher: what `tessellm.trace` says of a row, as far as it is shown."""
+    hearing = hearing_of(rule)
+
+    def watch(logp_MBV: Tensor, composed_BV: Tensor, token_B: Tensor) -> dict[str, Tensor]:
+        logp_MB1V, composed_B1V = logp_MBV[:, :, None], composed_BV[:, None]
+        found = statistics(logp_MB1V, composed_B1V, hearing, ends, None)
+        return {
+            **top(logp_MBV, composed_BV, token_B),
+            "owner": found.owner_BT[:, 0],
+            "log_z": found.log_z_BT[:, 0],
+            "clash": found.clash_BT[:, 0],
+            "gap": found.gap_BT[:, 0],
+            "novel": found.novel_BT[:, 0],
+            "divergence": found.divergence_BTK[:, 0],
+            "logprob": log_probabilities(logp_MB1V, composed_B1V, token_B[:, None])[:, 0],
+            "top_ids": found.top_ids_BTNC[:, 0],
+            "top_logprobs": found.top_logprobs_BTNC[:, 0],
+        }
+
+    return torch.inference_mode()(watch)

@@ -1,0 +1,107 @@
+"""Text as tokens come: whole characters, no stop text, and in the end what the tokenizer makes of all tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tessellm.serve.texts import Text, byte_letters, token_bytes, token_text
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """One token a byte, and some merged ones: half of an emoji, and a letter with its accent's first byte."""
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    vocabulary = {letters[byte]: byte for byte in range(256)}
+    merged = ["".join(letters[byte] for byte in part) for part in ("🙂".encode()[:2], b"th", "é".encode(), b" the")]
+    vocabulary |= {text: 256 + n for n, text in enumerate(merged)}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def sentence_pieces() -> PreTrainedTokenizerFast:
+    """Words that begin with a mark for their space, and bytes for all else, as in Llama 2 and Gemma."""
+    pieces = ["▁the", "▁", "▁a", "cat", "s", "▁é", "\n", "<unk>"]
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {piece: 256 + n for n, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+
+
+TOKENIZERS = {"bytes": byte_level(), "pieces": sentence_pieces()}
+POEM = "the cats 🙂🙃 é ça\n  漢字 the\u0301 👩‍👩‍👧 x"
+
+
+def written(
+    tokenizer: Any, ids: list[int], stops: list[str], prompt: list[int] | None = None
+) -> tuple[str, Text, list]:
+    """What was released piece by piece, and the tokens with it."""
+    text, shown, tokens = Text(tokenizer, stops, prompt or []), "", []
+    for token in ids:
+        text.add(token, 0.0, None)
+        piece, done = text.release()
+        shown, tokens = shown + piece, tokens + done
+        assert "\ufffd" not in piece or not piece.endswith("\ufffd")
+        if text.stopped:
+            break
+    text.finish()
+    piece, done = text.release(all_of_it=True)
+    return shown + piece, text, tokens + done
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(ids=st.lists(st.integers(0, 259), max_size=24))
+@settings(max_examples=200, deadline=None)
+def test_pieces_make_up_the_text_of_any_tokens(name: str, ids: list[int]) -> None:
+    tokenizer = TOKENIZERS[name]
+    shown, text, tokens = written(tokenizer, ids, [])
+    assert shown == text.text
+    if name == "bytes":
+        assert shown == tokenizer.decode(ids)
+    assert [token.id for token in tokens] == ids
+    assert "".join(shown[token.start : token.end] for token in tokens) == shown
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_characters_come_whole(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = list(POEM.encode())
+    shown, _, tokens = written(tokenizer, ids, [])
+    assert shown == POEM
+    assert b"".join(token_bytes(tokenizer, token.id) for token in tokens) == POEM.encode()
+
+
+def test_a_space_at_the_start_is_kept_after_a_prompt() -> None:
+    tokenizer, the, cat = TOKENIZERS["pieces"], 256, 259
+    assert written(tokenizer, [the, cat], [])[0] == "thecat"  # as the tokenizer has it, at the start of a text
+    assert written(tokenizer, [the, cat], [], prompt=[cat])[0] == " thecat"
+    half = list("é".encode())[:1]
+    assert written(tokenizer, [cat], [], prompt=[cat, *half])[0] == "cat"
+
+
+@given(text=st.text("abé🙂", max_size=20), stops=st.lists(st.text("abé🙂", min_size=1, max_size=4), max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_stop_texts_cut_and_are_held_back(text: str, stops: list[str]) -> None:
+    shown, kept, tokens = written(TOKENIZERS["bytes"], list(text.encode()), stops)
+    first = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends or text.find(next(s for s in stops if s in text and text.find(s) + len(s) == min(ends))) == first:
+        assert shown == text[:first]  # else the stop text that ended first began later
+    assert kept.stopped == bool(ends)
+    assert all(stop not in shown for stop in stops)
+    assert "".join(shown[token.start : token.end] for token in tokens) == shown
+
+
+def test_tokens_as_text_and_bytes() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    assert token_text(tokenizer, 256) == "\\xf0\\x9f"
+    assert token_bytes(tokenizer, 259) == b" the"
+    assert token_text(TOKENIZERS["pieces"], 256) == " the"
+    assert token_bytes(TOKENIZERS["pieces"], 0xC3) == b"\xc3"
+    assert token_bytes(tokenizer, 10_000) == b""
