@@ -1,0 +1,170 @@
+"""HumanEval+ and MBPP+: prompts, samples and scores by evalplus; the model's texts by the engine.
+
+evalplus runs what the model wrote. Its guard is, by its own word, no sandbox, so it runs confined (confined.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineError, PromptError, require
+from . import confined
+from .harness import ComposedLM
+from .protocol import Outcome, Problem
+from .tasks import GREEDY
+
+TASKS = ("humaneval", "mbpp")
+FILES = {"humaneval": "HumanEvalPlus.jsonl", "mbpp": "MbppPlus.jsonl"}
+NEEDED = ("task_id", "prompt", "canonical_solution", "entry_point", "base_input", "plus_input", "contract", "atol")
+SECONDS_A_PROBLEM = 150  # more than evalplus gives one: sixty seconds for each of two sets of tests
+SCORER = """import os, sys
+from evalplus.evaluate import evaluate
+evaluate(dataset=sys.argv[1], samples="samples.jsonl", parallel=int(sys.argv[2]))
+os._exit(0)"""  # a thread of evalplus sleeps for twenty seconds after the work is done
+MEMORY = 16 << 30  # address space of the scorer; evalplus gives each solution four gigabytes
+
+
+def run_code_task(
+    lm: ComposedLM, name: str, data: Path | None = None, limit: int | None = None, workers: int = 1
+) -> Outcome:
+    """Have evalplus ask, the engine write, evalplus clean and judge."""
+    require("evalplus", "eval")
+    with _problems(name, data, limit) as path, tempfile.TemporaryDirectory() as folder:
+        prompts = _samples(name, Path(folder) / "none.jsonl", {})
+        stops = stop_texts(name)
+        asked: list[tuple[str, dict[str, Any]]] = [(prompt, {"until": stops, **GREEDY}) for prompt in prompts]
+        written = lm.write(asked)
+        texts = {prompt: each.text.replace("\t", "    ") for prompt, each in zip(prompts, written, strict=True)}
+        samples = Path(folder) / "samples.jsonl"
+        _samples(name, samples, texts)
+        judged = score_samples(name, samples, path, workers)
+    entries = [lm.entry(*each) for each in asked]
+    kept = ("text", "tokens", "finish_reason", "error", "seconds", "prompt_tokens")
+    return Outcome(
+        name,
+        [
+            Problem(id, scores, **{key: entry[key] for key in kept})
+            for (id, scores), entry in zip(judged.items(), entries, strict=True)
+        ],
+    )
+
+
+def stop_texts(name: str) -> list[str]:
+    """Those at which evalplus ends a completion."""
+    from evalplus.provider.utility import EOS, extra_eos_for_direct_completion
+
+    return list(dict.fromkeys([*EOS, *extra_eos_for_direct_completion(name)]))
+
+
+def score_samples(name: str, samples: Path, problems: Path, workers: int = 1) -> dict[str, dict[str, float]]:
+    """evalplus' verdict on every problem: base tests, and base and extra tests together."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for path, called in ((samples, "samples.jsonl"), (problems, "problems.jsonl")):
+            shutil.copy(path, Path(scratch) / called)
+        seconds = 120 + SECONDS_A_PROBLEM * len(_lines(samples))
+        program = [sys.executable, "-c", SCORER, name, str(workers)]
+        ran = subprocess.run(
+            [sys.executable, confined.__file__, scratch, str(seconds), str(MEMORY), *program],
+            env=_environment(scratch),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        if ran.returncode == confined.REFUSED:
+            raise EngineError(
+                "code that a model wrote runs only where it can be confined, and this system refuses: "
+                f"{ran.stderr.strip()}. Use a Linux with user namespaces and Landlock"
+            )
+        result = Path(scratch) / "samples_eval_results.json"
+        if ran.returncode or not result.is_file():
+            raise EngineError(f"evalplus failed (exit code {ran.returncode}): {ran.stderr.strip()[-500:]}")
+        verdicts = json.loads(result.read_text(encoding="utf-8"))["eval"]
+    return {id: _scores(verdicts[id][0]) for id in _ids(problems)}
+
+
+def _scores(verdict: dict[str, Any]) -> dict[str, float]:
+    base = verdict["base_status"] == "pass"
+    return {"pass@1,base": float(base), "pass@1,plus": float(base and verdict["plus_status"] == "pass")}
+
+
+def _environment(scratch: str) -> dict[str, str]:
+    """Nothing of the user's own: no keys, no home."""
+    paths = {f"{name.upper()}_OVERRIDE_PATH": f"{scratch}/problems.jsonl" for name in TASKS}
+    places = {"HOME": scratch, "TMPDIR": scratch, "XDG_CACHE_HOME": scratch}
+    kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
+    return {**kept, **places, **paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _samples(name: str, target: Path, texts: dict[str, str]) -> list[str]:
+    """Let evalplus build its prompts, give it a text for each, and let it write its samples; the prompts in order."""
+    from evalplus.codegen import codegen
+    from evalplus.provider.base import DecoderBase
+
+    asked: list[str] = []
+
+    class Written(DecoderBase):
+        def codegen(self, prompt: str, do_sample: bool = True, num_samples: int = 200) -> Sequence[str]:
+            asked.append(prompt)
+            return [texts.get(prompt, "")]
+
+        def is_direct_completion(self) -> bool:
+            return True
+
+    with redirect_stdout(StringIO()):
+        codegen(str(target), Written(name="tessellm", temperature=0.0), name, greedy=True, resume=False)
+    return asked
+
+
+@contextmanager
+def _problems(name: str, data: Path | None, limit: int | None) -> Iterator[Path]:
+    """The problems' file, which evalplus reads instead of its own while this lasts."""
+    import evalplus.data.humaneval
+    import evalplus.data.mbpp
+
+    module: Any = evalplus.data.humaneval if name == "humaneval" else evalplus.data.mbpp
+    variable = f"{name.upper()}_OVERRIDE_PATH"
+    ready = module._ready_human_eval_plus_path if name == "humaneval" else module._ready_mbpp_plus_path
+    source = data / FILES[name] if data is not None else Path(ready())
+    if data is not None:
+        _check(source)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILES[name]
+        path.write_text("".join(_lines(source)[:limit]), encoding="utf-8")
+        before = getattr(module, variable)
+        setattr(module, variable, str(path))
+        try:
+            yield path
+        finally:
+            setattr(module, variable, before)
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.strip()]
+
+
+def _ids(problems: Path) -> list[str]:
+    return [json.loads(line)["task_id"] for line in _lines(problems)]
+
+
+def _check(path: Path) -> None:
+    if not path.is_file():
+        raise PromptError(f"{path} is missing: expected evalplus' problems, one JSON line each")
+    for number, line in enumerate(_lines(path), 1):
+        entry: Any = None
+        with suppress(ValueError):
+            entry = json.loads(line)
+        missing = [key for key in NEEDED if key not in entry] if isinstance(entry, dict) else list(NEEDED)
+        if missing:
+            raise PromptError(f"{path}, line {number}: expected a problem of evalplus; it lacks {', '.join(missing)}")
