@@ -4,6 +4,7 @@ tiny_tokenizer          64 tokens, one a character; no beginning-of-text token i
 make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
 fine_tune(model, seed)  a copy whose weights moved a little
 members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
+browser                 Chromium, for tests marked so
 composed, server, client   a tiny composition, a process that serves it, the official client
 cli(*arguments)         the command line in this process: exit code, stdout, stderr
 """
@@ -38,6 +39,7 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 CHARACTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789 \n.,:;!?()+-*/=<>ABCDEFG"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}: {{ m['content'] }}\n{% endfor %}a: "
 CONTEXT = 128
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def character_tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
@@ -176,6 +178,17 @@ def server(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory)
 def client(server: Any) -> Any:
     """The official client of that server."""
     return server.client()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium: the system's, else the one that playwright brings."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield running
+        running.close()
 
 
 def press_ctrl_c(*_: object) -> str:

@@ -1,24 +1,11 @@
 """The report in a real Chromium: it renders, answers mouse and keys, prints, and runs its own script alone."""
 
-import shutil
-
 import pytest
 
 import tessellm
 from planted import HOSTILE, composition, hostile_tokenizer, prompts
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)  # else the one playwright brings
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`tessellm serve`: an OpenAI-compatible server."""
+"""`tessellm serve`: an OpenAI-compatible server and the playground."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def serve(
     ] = None,
     engine: Annotated[
         Literal["tessellm", "vllm"],
-        typer.Option(help="tessellm: this machine; vllm: vLLM's server, one GPU to many nodes."),
+        typer.Option(help="tessellm: this machine, with a playground; vllm: vLLM's server, one GPU to many nodes."),
     ] = "tessellm",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
@@ -34,7 +34,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve a composition with the OpenAI API.
+    """Serve a composition with the OpenAI API, and a page at / to try it on.
 
     Example: tessellm serve out --port 8000
     """

@@ -1,1 +1,1 @@
-"""The server: OpenAI's API on one engine, for the composition, each of its members, and other rules and weights."""
+"""The server: OpenAI's API on one engine, and a page on which the experts are seen speaking."""

@@ -115,6 +115,8 @@ class ModelMember(BaseModel):
     name: str
     model: str
     weight: float | None
+    colour: str  # in which the playground shows it
+    line: str
 
 
 class ModelAbout(BaseModel):

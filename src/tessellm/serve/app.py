@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,6 +23,11 @@ from .replies import as_body
 from .schema import ChatRequest, CompletionRequest
 from .service import Running, Service
 
+PAGE = {
+    "/": ("play.html", "text/html"),
+    "/play.js": ("play.js", "text/javascript"),
+    "/play.css": ("play.css", "text/css"),
+}
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": meaning}
     for status, meaning in {
@@ -55,6 +61,7 @@ def make_app(service: Service) -> Guard:
     _add_models(api, service)
     _add_generation(api, service)
     _add_state(api, service)
+    _add_page(api)
     _add_refusals(api)
     _describe(api)
     paths = {getattr(route, "path", "") for route in api.routes}
@@ -114,6 +121,19 @@ def _add_state(api: FastAPI, service: Service) -> None:
 
 def _state(health: Health) -> Any:
     return JSONResponse(health.model_dump(), 200 if health.status in ("ok", "ready") else 503)
+
+
+def _add_page(api: FastAPI) -> None:
+    for path, (name, kind) in PAGE.items():
+        content = files(__package__).joinpath(name).read_bytes()
+        api.add_api_route(path, _constant(content, kind), include_in_schema=False)
+
+
+def _constant(content: bytes, kind: str) -> Any:
+    async def send() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8")
+
+    return send
 
 
 def _add_refusals(api: FastAPI) -> None:

@@ -13,10 +13,10 @@ from starlette.exceptions import HTTPException
 from .refusals import Refusal
 from .settings import LOOPBACK, Settings
 
-OPEN = frozenset({"/health", "/ready"})  # without a key: nothing of the model is there
+OPEN = frozenset({"/", "/play.js", "/play.css", "/health", "/ready"})  # without a key: nothing of the model is there
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "form-action 'none'; frame-ancestors 'none'; img-src data:"
 )
 HEADERS = [
     (b"content-security-policy", CSP.encode()),

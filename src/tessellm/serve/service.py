@@ -13,6 +13,7 @@ from typing import Any
 from ..decoding.engine import Engine
 from ..decoding.requests import Request
 from ..decoding.sampling import Sampling
+from ..diagnose.shown import colour, line_style
 from ..errors import GenerationError, PromptError
 from ..generation import tokenizer_of
 from ..model import ComposedForCausalLM
@@ -71,7 +72,10 @@ class Service:
             return Model(id=speaker.model, created=self.created, tessellm=ModelAbout(kind="member"))
         weights = (None, *config.weights)
         ids = zip(config.member_names, self.speakers.members, weights, strict=True)
-        members = [ModelMember(name=each, model=id_, weight=weight) for each, id_, weight in ids]
+        members = [
+            ModelMember(name=each, model=id_, weight=weight, colour=colour(number), line=line_style(number))
+            for number, (each, id_, weight) in enumerate(ids)
+        ]
         about = ModelAbout(kind="composition", rule=config.rule["name"], rules=list(RULES), members=members)
         return Model(id=name, created=self.created, tessellm=about)
 
