@@ -13,6 +13,7 @@ from .commands.bench import bench
 from .commands.compose import compose
 from .commands.demo import demo
 from .commands.diagnose import diagnose
+from .commands.evaluate import evaluate
 from .commands.generate import generate
 from .commands.inspect import inspect
 from .commands.probe import probe
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, compose, inspect, generate, diagnose, tune, probe, bench, reproduce, serve):
+for command in (demo, compose, inspect, generate, diagnose, tune, evaluate, probe, bench, reproduce, serve):
     app.command()(command)
 
 

@@ -136,9 +136,8 @@ def _problems(name: str, data: Path | None, limit: int | None) -> Iterator[Path]
     module: Any = evalplus.data.humaneval if name == "humaneval" else evalplus.data.mbpp
     variable = f"{name.upper()}_OVERRIDE_PATH"
     ready = module._ready_human_eval_plus_path if name == "humaneval" else module._ready_mbpp_plus_path
+    check_data(name, data)
     source = data / FILES[name] if data is not None else Path(ready())
-    if data is not None:
-        _check(source)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILES[name]
         path.write_text("".join(_lines(source)[:limit]), encoding="utf-8")
@@ -158,7 +157,12 @@ def _ids(problems: Path) -> list[str]:
     return [json.loads(line)["task_id"] for line in _lines(problems)]
 
 
-def _check(path: Path) -> None:
+def check_data(name: str, data: Path | None) -> None:
+    """Complain of a folder whose file evalplus could not use."""
+    require("evalplus", "eval")
+    if data is None:
+        return
+    path = data / FILES[name]
     if not path.is_file():
         raise PromptError(f"{path} is missing: expected evalplus' problems, one JSON line each")
     for number, line in enumerate(_lines(path), 1):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import lm_eval.api.task
 from lm_eval.evaluator import evaluate
 
 from .harness import ComposedLM
@@ -39,7 +41,8 @@ class Outcome:
 def run_task(lm: ComposedLM, task: Any, limit: int | None = None) -> Outcome:
     """Have lm-eval ask, filter and judge."""
     name = task.config.task
-    result = evaluate(lm, {name: task}, limit=limit, bootstrap_iters=0, log_samples=True)
+    with _without_bars():
+        result = evaluate(lm, {name: task}, limit=limit, bootstrap_iters=0, log_samples=True)
     assert result is not None, "one process only"
     scores: dict[int, dict[str, float]] = {}
     asked: dict[int, list[Any]] = {}
@@ -49,6 +52,17 @@ def run_task(lm: ComposedLM, task: Any, limit: int | None = None) -> Outcome:
         )
         asked[sample["doc_id"]] = sample["arguments"]
     return Outcome(name, [_problem(lm, task, number, scores[number], asked[number]) for number in sorted(scores)])
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """lm-eval's bars for building prompts, which takes no time; how far the writing is, we show ourselves."""
+    before = lm_eval.api.task.tqdm
+    lm_eval.api.task.tqdm = lambda items, **options: items
+    try:
+        yield
+    finally:
+        lm_eval.api.task.tqdm = before
 
 
 def _problem(lm: ComposedLM, task: Any, number: int, scores: dict[str, float], asked: list[Any]) -> Problem:

@@ -1,0 +1,158 @@
+"""The table: a row a task, a column a model, with intervals; as JSON, Markdown, LaTeX and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import require
+from .intervals import Difference, Interval, bootstrap, compare
+from .protocol import Outcome
+from .tasks import HEADLINE
+
+NAMES = {"gsm8k": "GSM8K", "math": "MATH", "humaneval": "HumanEval+", "mbpp": "MBPP+"}
+CODE_METRIC = "pass@1,plus"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model on one task."""
+
+    metric: str
+    score: Interval
+    others: dict[str, float]  # the task's other metrics, their means
+    problems: int
+    failed: int
+    tokens: float  # written a problem
+    went_on: float  # share that only the limit of tokens ended
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by task and column; differences by task: of the first column that is a composition from every other."""
+
+    columns: list[str]
+    cells: dict[str, dict[str, Cell]]
+    against: dict[str, dict[str, Difference]]
+    subject: str | None
+
+    def content(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_table(outcomes: Mapping[str, Mapping[str, Outcome]], subject: str | None) -> Table:
+    """`outcomes` by task, then column. `subject` is the column that the others are compared with."""
+    cells = {task: {name: _cell(outcome) for name, outcome in row.items()} for task, row in outcomes.items()}
+    against = {task: _against(row, subject) for task, row in outcomes.items() if subject is not None}
+    columns = list(dict.fromkeys(name for row in outcomes.values() for name in row))
+    return Table(columns, cells, against, subject)
+
+
+def _against(row: Mapping[str, Outcome], subject: str) -> dict[str, Difference]:
+    own = row[subject].scores(headline(row[subject]))
+    return {name: compare(own, other.scores(headline(other))) for name, other in row.items() if name != subject}
+
+
+def headline(outcome: Outcome) -> str:
+    """The metric that the table shows."""
+    metrics = list(outcome.problems[0].scores)
+    wanted = HEADLINE.get(outcome.task, CODE_METRIC)
+    return wanted if wanted in metrics else metrics[0]
+
+
+def _cell(outcome: Outcome) -> Cell:
+    metric, problems = headline(outcome), outcome.problems
+    others = {key: bootstrap(outcome.scores(key)).mean for key in problems[0].scores if key != metric}
+    return Cell(
+        metric=metric,
+        score=bootstrap(outcome.scores(metric)),
+        others=others,
+        problems=len(problems),
+        failed=sum(problem.error is not None for problem in problems),
+        tokens=sum(problem.tokens for problem in problems) / len(problems),
+        went_on=sum(problem.finish_reason == "length" for problem in problems) / len(problems),
+        seconds=sum(problem.seconds for problem in problems),
+    )
+
+
+def markdown(table: Table) -> str:
+    """For people: scores in percent with intervals, then what it took."""
+    lines = ["| task | " + " | ".join(table.columns) + " |", "|---" * (len(table.columns) + 1) + "|"]
+    for task, row in table.cells.items():
+        lines.append(
+            f"| {NAMES.get(task, task)} | " + " | ".join(_shown(row.get(name)) for name in table.columns) + " |"
+        )
+    lines += ["", "| task | column | other metrics | tokens | went on | failed | seconds | difference | p |"]
+    lines.append("|---" * 9 + "|")
+    for task, row in table.cells.items():
+        for name, cell in row.items():
+            other = ", ".join(f"{metric} {100 * mean:.1f}" for metric, mean in cell.others.items())
+            ran = f"{cell.tokens:.0f} | {cell.went_on:.0%} | {cell.failed} of {cell.problems} | {cell.seconds:.1f}"
+            lines.append(f"| {NAMES.get(task, task)} | {name} | {other} | {ran} | {_difference(table, task, name)} |")
+    note = "Scores in percent with 95 % bootstrap intervals over problems. went on: ended by the limit of tokens alone."
+    if table.subject is not None:
+        note += f" difference: {table.subject} minus the column, paired; p two-sided."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    mean, low, high = (100 * each for each in (cell.score.mean, cell.score.low, cell.score.high))
+    return f"{mean:.1f} ({low:.1f}–{high:.1f})"
+
+
+def _difference(table: Table, task: str, name: str) -> str:
+    found = table.against.get(task, {}).get(name)
+    if found is None:
+        return " | "
+    mean, low, high = (100 * each for each in (found.interval.mean, found.interval.low, found.interval.high))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}) | {found.p:.2g}"
+
+
+def latex(table: Table) -> str:
+    """The first part, as a tabular with booktabs' rules."""
+    lines = [r"\begin{tabular}{l" + "c" * len(table.columns) + "}", r"\toprule"]
+    lines.append(" & ".join(["", *map(_escaped, table.columns)]) + r" \\")
+    lines.append(r"\midrule")
+    for task, row in table.cells.items():
+        cells = []
+        for name in table.columns:
+            cell = row.get(name)
+            low, high = (cell.score.low, cell.score.high) if cell else (0.0, 0.0)
+            shown = f"${100 * cell.score.mean:.1f}_{{{100 * low:.1f}}}^{{{100 * high:.1f}}}$" if cell else ""
+            cells.append(shown)
+        lines.append(" & ".join([_escaped(NAMES.get(task, task)), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _escaped(text: str) -> str:
+    for character in "&%$#_{}":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def draw(table: Table, path: Path) -> None:
+    """Bars with intervals, a group a task."""
+    require("matplotlib", "plots")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 2.2 * len(table.cells), 3.2), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(table.columns)
+    for number, name in enumerate(table.columns):
+        cells = [(place, row[name]) for place, row in enumerate(table.cells.values()) if name in row]
+        heights = [100 * cell.score.mean for _, cell in cells]
+        errors = [
+            [100 * max(0.0, cell.score.mean - cell.score.low) for _, cell in cells],
+            [100 * max(0.0, cell.score.high - cell.score.mean) for _, cell in cells],
+        ]
+        places = [place + (number - (len(table.columns) - 1) / 2) * width for place, _ in cells]
+        axes.bar(places, heights, width, yerr=errors, label=name, capsize=2)
+    axes.set_xticks(range(len(table.cells)), [NAMES.get(task, task) for task in table.cells])
+    axes.set_ylabel("right (%)")
+    axes.legend(fontsize="small", frameon=False)
+    figure.savefig(path, dpi=150)

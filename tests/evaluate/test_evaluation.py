@@ -1,0 +1,134 @@
+"""Tables: intervals, paired tests, and a run that is killed and goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessellm.evaluate import tasks
+from tessellm.evaluate.intervals import bootstrap, compare, sign_flip_test
+from tessellm.evaluate.protocol import Outcome, Problem
+from tessellm.evaluate.table import draw, latex, make_table, markdown
+
+from conftest import build_model, character_tokenizer, perturbed, save_member
+
+DATA = Path(__file__).parent / "data"
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(0)
+    found = [bootstrap((generator.random(80) < 0.4).astype(float).tolist()) for _ in range(60)]
+    assert 0.85 <= np.mean([each.low <= 0.4 <= each.high for each in found]) <= 1
+
+
+def test_problems_without_an_exception_leave_something_open() -> None:
+    assert bootstrap([0.0] * 100).high == pytest.approx(0.0362, abs=1e-4)  # Clopper and Pearson's for 0 of 100
+    assert bootstrap([1.0] * 10).low == pytest.approx(1 - 0.3085, abs=1e-4)
+    assert compare([1.0] * 10, [1.0] * 10).interval.low == pytest.approx(-0.3085, abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[1.0, 1, 1, -1, 1, 1, 0, 1], [1.0] * 9, [0.0] * 4, [1.0, -1.0]])
+def test_the_exact_test_is_the_sum_over_all_signs(values: list[float]) -> None:
+    moved = np.array([value for value in values if value])
+    sums = [abs(np.dot(signs, moved)) for signs in itertools.product((-1, 1), repeat=len(moved))]
+    assert sign_flip_test(np.array(values)) == pytest.approx(np.mean([each >= abs(moved.sum()) for each in sums]))
+
+
+def test_differences_of_other_sizes_are_tested_by_draws() -> None:
+    values = np.array([0.5, 0.25, 1.0, -0.125, 0.75, 0.5, 0.25])
+    sums = [abs(np.dot(signs, values)) for signs in itertools.product((-1, 1), repeat=len(values))]
+    assert sign_flip_test(values) == pytest.approx(np.mean([each >= values.sum() for each in sums]), abs=0.01)
+    assert compare([1.0, 0.0], [0.0, 0.0]).interval.mean == 0.5
+    with pytest.raises(ValueError, match="same problems"):
+        compare([1.0], [1.0, 0.0])
+
+
+def outcome(scores: str) -> Outcome:
+    problems = [
+        Problem(str(n), {"equal,none": float(score), "as_published,none": 0.0}, "", 10, "length" if n else "stop")
+        for n, score in enumerate(scores)
+    ]
+    return Outcome("math", problems)
+
+
+def test_a_table_in_every_form(tmp_path: Path) -> None:
+    table = make_table({"math": {"base": outcome("0000"), "a_b": outcome("1110")}}, "a_b")
+    assert table.cells["math"]["a_b"].score.mean == 0.75
+    assert table.cells["math"]["a_b"].went_on == 0.75
+    assert table.against["math"]["base"].p == 0.25
+    assert "| MATH | 0.0 (0.0–60.2) | 75.0 (25.0–100.0) |" in markdown(table)
+    assert "+75.0 (+25.0 to +100.0) | 0.25 |" in markdown(table)
+    assert r"MATH & $0.0_{0.0}^{60.2}$ & $75.0_{25.0}^{100.0}$ \\" in latex(table)
+    assert r" & base & a\_b \\" in latex(table)
+    draw(table, tmp_path / "table.png")
+    assert (tmp_path / "table.png").stat().st_size > 5000
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    base = build_model("llama", 0, max_position_embeddings=4096)
+    save_member(base, folder / "base", character_tokenizer())
+    save_member(perturbed(base, 1), folder / "math", character_tokenizer())
+    path = folder / "recipe.yaml"
+    path.write_text("base: ./base\nexperts:\n  math: ./math\nrule: product\n")
+    return path
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tasks.GREEDY, "max_gen_toks", 6)
+
+
+def scores(folder: Path) -> Any:
+    """The table without what was timed."""
+    table = json.loads((folder / "table.json").read_text())
+    for row in table["cells"].values():
+        for cell in row.values():
+            del cell["seconds"]
+    return table
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("evaluate", recipe, "--tasks", "math,gsm8k", "--data", DATA, "--limit", 2)
+    ran = cli(*arguments, "-o", tmp_path / "whole", "--json", tmp_path / "whole.json")
+    assert ran.code == 0, ran.err
+    assert "| MATH | " in ran.out
+    assert json.loads((tmp_path / "whole.json").read_text())["columns"] == ["base", "math", "composition"]
+    cut = tmp_path / "whole"
+    expected = scores(cut)
+    journals = sorted((cut / "journals").rglob("*.jsonl"))
+    assert len(journals) == 6
+    (cut / "table.json").unlink()
+    for number, journal in enumerate(journals):  # as a killed run leaves them: whole, cut in a line, not begun
+        content = journal.read_bytes()
+        journal.write_bytes(content[: len(content) * number // len(journals)])
+    assert cli(*arguments, "-o", cut).code == 0
+    assert scores(cut) == expected
+
+
+@pytest.mark.usefixtures("short")
+def test_another_evaluation_is_not_mixed_in(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("evaluate", recipe, "--data", DATA, "--limit", 1, "--columns", "composition", "-o", tmp_path / "out")
+    assert cli(*arguments, "--tasks", "math").code == 0
+    ran = cli(*arguments, "--tasks", "gsm8k")
+    assert ran.code == 2
+    assert "holds another evaluation" in ran.err
+
+
+def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("--tasks", "math", "--columns", "compositoin"), "did you mean 'composition'"),
+        (("--tasks", ","), "no task was given"),
+        (("--tasks", "math", "--data", tmp_path), "test.jsonl is missing"),
+    ):
+        ran = cli("evaluate", recipe, *arguments, "-o", tmp_path / "out")
+        assert ran.code == 2
+        assert message in ran.err
+        assert not (tmp_path / "out").exists()
