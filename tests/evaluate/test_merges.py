@@ -1,0 +1,81 @@
+"""Merging by mergekit, held to one-function references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tessellm.errors import MemberError, RecipeError
+from tessellm.evaluate.merges import merge, methods_for, recipe
+from tessellm.experiments.skills.baselines import merge as reference
+
+from conftest import build_model, character_tokenizer, perturbed, save_member
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("merged")
+    base = build_model("llama", 0, tie_word_embeddings=False)
+    made = {"base": base, "math": perturbed(base, 1), "coding": perturbed(base, 2)}
+    return {name: str(save_member(model, folder / name, character_tokenizer())) for name, model in made.items()}
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    return load_file(next(Path(folder).glob("*.safetensors")))
+
+
+def slerp(a: torch.Tensor, b: torch.Tensor, t: float) -> torch.Tensor:
+    cosine = (a * b).sum() / a.norm() / b.norm()
+    angle = cosine.clamp(-1, 1).arccos()
+    return ((1 - t) * angle).sin() / angle.sin() * a + (t * angle).sin() / angle.sin() * b
+
+
+@pytest.mark.parametrize(
+    ("method", "strength"), [("linear", None), ("task-arithmetic", 0.4), ("ties", 0.7), ("slerp", 0.3)]
+)
+def test_merges_are_what_the_references_compute(
+    folders: Mapping[str, str], tmp_path: Path, method: str, strength: float | None
+) -> None:
+    experts = {name: path for name, path in folders.items() if name != "base"}
+    found = weights(merge(method, folders["base"], experts, tmp_path / method, strength))
+    members = [weights(folders[name]) for name in ("base", "math", "coding")]
+    stacked = {key: torch.stack([member[key] for member in members]) for key in members[0]}
+    if method == "linear":
+        expected = {key: tensor_M[1:].mean(0) for key, tensor_M in stacked.items()}
+    elif method == "slerp":
+        expected = {key: slerp(*tensor_M[1:].double(), t=strength or 0) for key, tensor_M in stacked.items()}
+    else:
+        expected = {key: tensor[0] for key, tensor in reference(method, stacked, strength or 0).items()}
+    assert set(found) == set(expected)
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key].float(), rtol=0, atol=1e-4)
+
+
+def test_a_merge_loads_with_its_tokenizer_and_dare_with_its_seed(folders: Mapping[str, str], tmp_path: Path) -> None:
+    experts = {name: path for name, path in folders.items() if name != "base"}
+    one, same, other = (
+        merge("dare", folders["base"], experts, tmp_path / str(number), 0.5, seed)
+        for number, seed in enumerate((0, 0, 1))
+    )
+    assert AutoModelForCausalLM.from_pretrained(one).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(one)("ab")["input_ids"] == character_tokenizer()("ab")["input_ids"]
+    key = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(weights(one)[key], weights(same)[key])
+    assert not torch.equal(weights(one)[key], weights(other)[key])
+
+
+def test_bad_merges_are_named(folders: Mapping[str, str], tmp_path: Path) -> None:
+    assert "slerp" in methods_for(2)
+    assert "slerp" not in methods_for(3)
+    with pytest.raises(RecipeError, match="did you mean 'ties'"):
+        recipe("tise", "base", {"a": "a"})
+    with pytest.raises(RecipeError, match="merges two experts; got 1"):
+        recipe("slerp", "base", {"a": "a"})
+    with pytest.raises(MemberError, match="mergekit could not merge a by ties"):
+        merge("ties", folders["base"], {"a": str(tmp_path / "nowhere")}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
