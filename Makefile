@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
 
-.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-vllm clean
+.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-browser test-api test-vllm clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -16,6 +16,9 @@ test: lint types unit
 
 test-browser: $(VENV)/.browser
 	$(BIN)/pytest -m browser
+
+test-api: $(VENV)/.test  # thousands of requests made from the API's description
+	API_EXAMPLES=400 $(BIN)/pytest tests/serve/test_description.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -45,10 +45,10 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 60, **options})
 
     def metric(self, name: str) -> float:
+        """A number of /metrics; 0 where nothing was counted yet."""
         page = httpx.get(f"{self.url}/metrics").text
         found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
-        assert found, page
-        return float(found[1])
+        return float(found[1]) if found else 0.0
 
     def wait_until_idle(self, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds

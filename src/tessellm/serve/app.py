@@ -63,7 +63,7 @@ def make_app(service: Service) -> Guard:
     _add_state(api, service)
     _add_page(api)
     _add_refusals(api)
-    _describe(api)
+    _describe(api, service.speakers.names)
     paths = {getattr(route, "path", "") for route in api.routes}
 
     def count(path: str, status: int) -> None:
@@ -162,11 +162,14 @@ def _add_refusals(api: FastAPI) -> None:
         return await refused(request, Refusal(500, "the server failed; its log says why", kind="server_error"))
 
 
-def _describe(api: FastAPI) -> None:
-    """Wrong requests are answered with 400 and OpenAI's shape, so nothing else is promised."""
+def _describe(api: FastAPI, names: list[str]) -> None:
+    """Which models there are. Wrong requests are answered with 400 and OpenAI's shape, so nothing else is promised."""
     described = api.openapi()
     for path in described["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+    schemas = described["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
-        described["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    for name in ("CompletionRequest", "ChatRequest"):
+        schemas[name]["properties"]["model"]["enum"] = names
