@@ -42,6 +42,7 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/reference_overhead.py
 	$(BIN)/python benchmarks/trace_overhead.py
+	$(BIN)/python benchmarks/serve_latency.py
 	$(BIN)/python benchmarks/cpu_decoding.py
 
 $(VENV)/bin/python:

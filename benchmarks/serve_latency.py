@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -59,7 +60,7 @@ async def ask(client: httpx.AsyncClient, number: int, leave_after: int | None = 
             times.append(time.perf_counter())
             if leave_after is not None and len(times) >= leave_after:
                 break
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     return Answer(number, text, times[0] - began, gaps, leave_after is None)
 
 
