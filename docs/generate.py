@@ -50,6 +50,9 @@ HEADLINES = [  # (result, claim): what the README's table shows
     ("neurons", "exact"),
     ("prediction", "spearman"),
     ("prediction", "naive"),
+    ("cpu-decoding", "batch 1"),
+    ("cpu-decoding", "uneven"),
+    ("cpu-decoding", "adapters"),
     ("reference-overhead", "step, product, batch 1"),
     ("reference-overhead", "step, evidence, batch 1"),
 ]
