@@ -48,9 +48,9 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     weight = _at(weight_table, group * blocks + block, pointer)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
-        up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     span: tl.constexpr = (K + SPLITS - 1) // SPLITS
     for start in range(0, span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
@@ -67,17 +67,8 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             up_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width, all_rows,
                              rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
-    if BIAS and split == 0:
-        bias = _at(bias_table, group * blocks + block, pointer)
-        total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
-    if GLU > 0:
-        total_RN = _activate(total_RN, GLU) * up_RN
-    if CAP:
-        total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
-    place = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
-    if SPLITS > 1:
-        place += split * tl.num_programs(1) * rows * out_width
-    tl.store(y_GRN + place, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
+    _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
+            TABLE_N, GLU, BIAS, CAP, SPLITS, pointer)  # fmt: skip
 
 
 @triton.jit
@@ -107,14 +98,12 @@ def _deltas(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def thin_kernel(  # type: ignore[no-untyped-def]
-    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
-    rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
+    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, rows, blocks, out_width, cap,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
-    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """What linear_kernel does, for up to four rows: products and sums in registers keep more of the memory busy.
-    Grid: output rows / BLOCK_N, groups, splits of K."""
+    """What linear_kernel does without deltas, for a row or few: products and sums in registers keep more of the memory
+    busy. Grid: output rows / BLOCK_N, groups, splits of K."""
     place, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces: tl.constexpr = TABLE_N // BLOCK_N
     block, piece = place // pieces, place % pieces
@@ -140,14 +129,18 @@ def thin_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             up_RNK += x_RK[:, None, :] * u_NK.to(tl.float32)[None, :, :]
     total_RN = tl.sum(sum_RNK, 2)
-    if GLU > 0:
-        up_RN = tl.sum(up_RNK, 2)
-    if MEMBERS > 0 and split == 0:
-        total_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width,
-                                 all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
-        if GLU > 0:
-            up_RN += _thin_deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width,
-                                  all_rows, rows_a_member, MEMBERS, RANK, LOW_SPLITS, pointer)  # fmt: skip
+    up_RN = tl.sum(up_RNK, 2) if GLU > 0 else total_RN
+    _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
+            TABLE_N, GLU, BIAS, CAP, SPLITS, pointer)  # fmt: skip
+
+
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
+    TABLE_N: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr,
+    pointer: tl.constexpr,
+):  # fmt: skip
+    """Bias, activation and cap on the sums of a block, and the block into y."""
     if BIAS and split == 0:
         bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
@@ -155,30 +148,10 @@ def thin_kernel(  # type: ignore[no-untyped-def]
         total_RN = _activate(total_RN, GLU) * up_RN
     if CAP:
         total_RN = cap * (2 * tl.sigmoid(2 * total_RN / cap) - 1)
-    at = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
+    place = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
     if SPLITS > 1:
-        at += split * tl.num_programs(1) * rows * out_width
-    tl.store(y_GRN + at, total_RN.to(y_GRN.dtype.element_ty), mask=real_R[:, None])
-
-
-@triton.jit
-def _thin_deltas(  # type: ignore[no-untyped-def]
-    delta_table, low_SRL, part_table, block, blocks, which, row_R, n_N, rows, low_width, all_rows, rows_a_member,
-    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, pointer: tl.constexpr,
-):  # fmt: skip
-    """What _deltas does, without a matrix product: each row reads its own member's factor."""
-    r_L = tl.arange(0, RANK)
-    part = tl.load(part_table + which * blocks + block)
-    low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
-    for s in tl.static_range(LOW_SPLITS):
-        place = (s * all_rows + row_R[:, None]) * low_width + part * RANK + r_L[None, :]
-        low_RL += tl.load(low_SRL + place, mask=(row_R < rows)[:, None], other=0.0)
-    member_R = tl.minimum(row_R // rows_a_member, MEMBERS - 1)
-    address_R = tl.load(delta_table + (which * MEMBERS + member_R) * blocks + block)
-    up = address_R[:, None, None].to(pointer) + n_N[None, :, None] * RANK + r_L[None, None, :]
-    given = (address_R != 0)[:, None, None] & (n_N >= 0)[None, :, None] & (r_L >= 0)[None, None, :]
-    up_RNL = tl.load(up, mask=given, other=0.0).to(tl.float32)
-    return tl.sum(low_RL[:, None, :] * up_RNL, 2)
+        place += split * tl.num_programs(1) * rows * out_width
+    tl.store(y_GRN + place, total_RN.to(y_GRN.dtype.element_ty), mask=(row_R < rows)[:, None])
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from .kernels import linear_kernel, thin_kernel
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 BLOCK_N = 16  # output rows an address stands for
-THIN = 1  # rows up to which sums in registers beat matrix units
+THIN = 1  # rows up to which sums in registers beat matrix units; never those of members with deltas
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 SHORTEST_SUM = 512  # but not into pieces shorter than this
 
@@ -131,15 +131,21 @@ def launch(
     cap: float | None = None, low: Tensor | None = None, delta: _Low | None = None, rows_a_member: int = 1,
 ) -> None:  # fmt: skip
     """One launch of a linear kernel."""
-    kernel = thin_kernel if layout.thin else linear_kernel
-    kernel[(out // layout.settings["BLOCK_N"], groups, layout.splits)](
-        x, y, table, table if up_table is None else up_table, table if biases is None else biases,
-        x if low is None else low, table if delta is None else delta.table, table if delta is None else delta.parts,
-        rows, out // BLOCK_N, out, cap or 1.0, 0 if delta is None else delta.width, rows, rows_a_member,
-        K=k, TABLE_N=BLOCK_N, GLU=glu, BIAS=biased, CAP=cap is not None, MEMBERS=0 if delta is None else delta.members,
-        RANK=16 if delta is None else delta.rank, LOW_SPLITS=1 if low is None else low.shape[0], SPLITS=layout.splits,
-        WEIGHT=TYPES[dtype], **layout.settings,
-    )  # fmt: skip
+    grid = (out // layout.settings["BLOCK_N"], groups, layout.splits)
+    tables = (table, table if up_table is None else up_table, table if biases is None else biases)
+    common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
+    common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
+    if layout.thin:
+        thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
+        return
+    if delta is None or low is None:
+        deltas, width, sizes = (x, table, table), 0, {"MEMBERS": 0, "RANK": 16, "LOW_SPLITS": 1}
+    else:
+        deltas, width = (low, delta.table, delta.parts), delta.width
+        sizes = {"MEMBERS": delta.members, "RANK": delta.rank, "LOW_SPLITS": low.shape[0]}
+    linear_kernel[grid](
+        x, y, *tables, *deltas, rows, out // BLOCK_N, out, cap or 1.0, width, rows, rows_a_member, **sizes, **common
+    )
 
 
 class _Low:
