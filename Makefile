@@ -6,8 +6,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
+VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default
+VLLM_COMPILED := tests/vllm/test_separate.py::test_compiled_members_with_a_warm_cache
 
-.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-browser test-api test-vllm clean
+.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-browser test-api test-vllm test-vllm-compiled clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -73,7 +75,10 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 # vLLM in an environment of its own, for the CPU: what it needs does not fit what the rest is tested with. Its wheel asks
 # for three packages that do not match the CPU's torch and would break its import.
 test-vllm: $(VLLM)/.test
-	$(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default -n 2 tests/vllm
+	$(VLLM_PYTEST) -n 2 tests/vllm --deselect $(VLLM_COMPILED)
+
+test-vllm-compiled: $(VLLM)/.test  # compiles three compositions: minutes that the other tests do not need
+	$(VLLM_PYTEST) $(VLLM_COMPILED)
 
 $(VLLM)/.test: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM)
