@@ -1,6 +1,6 @@
 """The server against its own description: schemathesis makes requests of it, and answers must be what it promises.
 
-A few dozen on every run; `make test-api` (API_EXAMPLES=400) makes thousands.
+A few dozen on every run; `make test-api` (API_EXAMPLES=500) makes thousands.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def test_answers_are_what_the_description_promises(server: Running, tmp_path: Pa
     phases = "coverage,fuzzing" if EXAMPLES >= 100 else "fuzzing"
     command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{server.url}/openapi.json"]
     command += ["--checks", CHECKS, "--phases", phases, "--max-examples", str(EXAMPLES), "--seed", "0", "--no-color"]
+    command += ["--request-timeout", "60"]  # a busy machine is no failure; a request that hangs is
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ran.returncode == 0, ran.stdout[-6000:]
     found = re.search(r"(\d+) generated, (\d+) passed", ran.stdout)
     assert found, ran.stdout
     assert found[1] == found[2]
-    assert int(found[1]) >= (2000 if EXAMPLES >= 400 else EXAMPLES)
+    assert int(found[1]) >= (2000 if EXAMPLES >= 500 else EXAMPLES)
     print(found[0])
     server.wait_until_idle()
