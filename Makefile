@@ -20,7 +20,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/pytest -m browser
 
 test-api: $(VENV)/.test  # thousands of requests made from the API's description
-	API_EXAMPLES=500 $(BIN)/pytest tests/serve/test_description.py
+	API_EXAMPLES=600 $(BIN)/pytest tests/serve/test_description.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

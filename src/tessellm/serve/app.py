@@ -42,9 +42,14 @@ REFUSED: dict[int | str, dict[str, Any]] = {
         504: "The request took too long.",
     }.items()
 }
+EVENT = {  # of each event: a piece of the answer as JSON, an error, or [DONE]
+    "type": "object",
+    "properties": {"event": {"const": "message"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 STREAMED: dict[int | str, dict[str, Any]] = {
     **REFUSED,
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer."},
+    200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "The answer, whole or streamed."},
 }
 
 
