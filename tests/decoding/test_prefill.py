@@ -35,9 +35,9 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     plain = Steps.prefill
 
-    def counting(self: Any, slots: Any, token_BT: Any, position_BT: Any, how: Any) -> None:
+    def counting(self: Any, slots: Any, token_BT: Any, position_BT: Any, *others: Any) -> None:
         counts.append(int((position_BT >= 0).sum()))
-        plain(self, slots, token_BT, position_BT, how)
+        plain(self, slots, token_BT, position_BT, *others)
 
     monkeypatch.setattr(Steps, "prefill", counting)
     return counts
