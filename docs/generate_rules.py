@@ -1,4 +1,4 @@
-"""The measured blocks and figures of rules.md, from results/: `python docs/generate_rules.py`, `--check` to compare."""
+"""The measured blocks and figures of the pages on rules: `python docs/generate_rules.py`, `--check` to compare."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, IMAGES, RESULTS = ROOT / "docs" / "rules.md", ROOT / "docs" / "images", ROOT / "results"
+DOCS, IMAGES, RESULTS = ROOT / "docs", ROOT / "docs" / "images", ROOT / "results"
 FIGURES = ("skills.png", "many-experts.png")
-RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2", "task-arithmetic")
+RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
+MERGES = ("task-arithmetic", "ties", "dare")
+REGIMES = ("aligned", "aware", "clean", "narrow")
 
 
 def load(name: str) -> dict[str, Any]:
@@ -30,16 +32,17 @@ def measured_on(content: dict[str, Any]) -> str:
     return f"Seed {content['seed']}, {content['hardware']}, torch {content['versions']['torch']}, commit {commit}."
 
 
-def skills(index: int) -> Iterator[str]:
+def skills(index: int, chains: Sequence[int], regimes: Sequence[str] = REGIMES) -> Iterator[str]:
     content = load("skills")
     label, table = list(content["tables"].items())[index]
     yield f"{label}. {measured_on(content)}\n"
-    yield row("regime", "experts", "chain", *RULES)
-    yield row(*["---"] * (3 + len(RULES)))
+    yield row("regime", "experts", "chain", *RULES, "best merge")
+    yield row(*["---"] * (4 + len(RULES)))
     for cell in table:
-        if cell["chain"] < 4 and cell["experts"] != 4:
-            shares = [f"{cell['rules'][rule]['share']:.2f}" for rule in RULES]
-            yield row(cell["regime"], cell["experts"], cell["chain"], *shares)
+        if cell["chain"] in chains and cell["regime"] in regimes:
+            share = {rule: result["share"] for rule, result in cell["rules"].items()}
+            shown = [*(share[rule] for rule in RULES), max(share[merge] for merge in MERGES)]
+            yield row(cell["regime"], cell["experts"], cell["chain"], *(f"{value:.2f}" for value in shown))
 
 
 def letters() -> Iterator[str]:
@@ -55,13 +58,13 @@ def letters() -> Iterator[str]:
             yield row(cell["experts"], *shares, f"{z['mean']:.2f}, {z['max']:.1f}")
 
 
-def endings() -> Iterator[str]:
+def endings(policies: Sequence[tuple[str, str]] | None = None) -> Iterator[str]:
     content = load("endings")
     yield f"{measured_on(content)}\n"
     yield row("composition", "rule", "policy", "ends right", "early", "over-generates", "exact match")
     yield row(*["---"] * 7)
     for cell in content["tables"]["endings"]:
-        if cell["rule"] == "evidence" or cell["policy"] == "rule":
+        if policies is None or (cell["rule"], cell["policy"]) in policies:
             kinds = ("ends right", "ends early", "over-generates", "exact match")
             yield row(cell["case"], cell["rule"], cell["policy"], *(f"{cell[kind]['share']:.4f}" for kind in kinds))
 
@@ -88,33 +91,41 @@ def claims() -> Iterator[str]:
 
 
 BLOCKS = {
-    "claims": claims,
-    "skills": lambda: skills(0),
-    "skills-small": lambda: skills(1),
-    "letters": letters,
-    "endings": endings,
-    "cost": cost,
+    "rules.md": {
+        "claims": claims,
+        "skills": lambda: skills(0, chains=[2]),
+        "skills-small": lambda: skills(1, chains=[2], regimes=["aware"]),
+        "letters": letters,
+        "endings": lambda: endings([("eq2", "rule"), ("evidence", "rule"), ("evidence", "owner")]),
+        "cost": cost,
+    },
+    "rules-tables.md": {
+        "skills": lambda: skills(0, chains=[1, 2, 3, 4]),
+        "skills-small": lambda: skills(1, chains=[1, 2, 3, 4]),
+        "endings": endings,
+    },
 }
 
 
-def current(text: str) -> str:
+def current(page: str) -> str:
     """The page with its blocks as results/ has them."""
-    for name, lines in BLOCKS.items():
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for name, lines in BLOCKS[page].items():
         block = "\n".join([f"<!-- {name} -->", *lines(), f"<!-- end {name} -->"])
         found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
-        assert found.search(text), f"rules.md has no block {name!r}"
+        assert found.search(text), f"{page} has no block {name!r}"
         text = found.sub(lambda _, block=block: block, text)  # type: ignore[misc]
     return text
 
 
 def main() -> int:
-    text = PAGE.read_text(encoding="utf-8")
+    stale = [page for page in BLOCKS if current(page) != (DOCS / page).read_text(encoding="utf-8")]
     if "--check" in sys.argv:
-        stale = current(text) != text
-        if stale:
-            print("docs/rules.md is out of date: run python docs/generate_rules.py")
-        return int(stale)
-    PAGE.write_text(current(text), encoding="utf-8")
+        for page in stale:
+            print(f"docs/{page} is out of date: run python docs/generate_rules.py")
+        return int(bool(stale))
+    for page in stale:
+        (DOCS / page).write_text(current(page), encoding="utf-8")
     for figure in FIGURES:
         shutil.copy(RESULTS / figure, IMAGES / figure)
     return 0
