@@ -62,11 +62,23 @@ def test_a_merge_loads_with_its_tokenizer_and_dare_with_its_seed(folders: Mappin
         merge("dare", folders["base"], experts, tmp_path / str(number), 0.5, seed)
         for number, seed in enumerate((0, 0, 1))
     )
-    assert AutoModelForCausalLM.from_pretrained(one).num_parameters() > 0
+    assert AutoModelForCausalLM.from_pretrained(one).dtype == torch.float32
     assert AutoTokenizer.from_pretrained(one)("ab")["input_ids"] == character_tokenizer()("ab")["input_ids"]
     key = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(weights(one)[key], weights(same)[key])
     assert not torch.equal(weights(one)[key], weights(other)[key])
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp"])
+def test_gemma_2_merges_and_is_stored_as_asked(tmp_path: Path, method: str) -> None:
+    base = build_model("gemma2", 0)
+    for name, model in {"base": base, "math": perturbed(base, 1), "coding": perturbed(base, 2)}.items():
+        save_member(model, tmp_path / name)  # no tokenizer: nothing is copied, nothing is said
+    experts = {name: str(tmp_path / name) for name in ("math", "coding")}
+    model = AutoModelForCausalLM.from_pretrained(
+        merge(method, str(tmp_path / "base"), experts, tmp_path / "out", dtype="bfloat16")
+    )
+    assert (type(model).__name__, model.dtype) == ("Gemma2ForCausalLM", torch.bfloat16)
 
 
 def test_bad_merges_are_named(folders: Mapping[str, str], tmp_path: Path) -> None:

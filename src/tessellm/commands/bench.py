@@ -42,8 +42,8 @@ def bench(
     from ..decoding.bench.figure import draw
     from ..decoding.bench.plan import run
     from ..errors import EngineError, require
-    from ..experiments.claims import environment
     from ..members import dtype_of
+    from ..provenance import environment
 
     if (model is None) == (shapes is None):
         raise EngineError("expected either a composition or --shapes")

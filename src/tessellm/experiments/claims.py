@@ -7,16 +7,13 @@ GPU).
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..files import write_text
+from ..provenance import environment
 
 
 @dataclass(frozen=True)
@@ -68,34 +65,3 @@ class Result:
         content = {**asdict(self), **environment()}
         write_text(out / f"{self.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return content
-
-
-def environment() -> dict[str, Any]:
-    """Commit, versions and hardware."""
-    import transformers
-
-    return {
-        "commit": _commit(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the source that runs, with + where files were changed since."""
-    here = Path(__file__).parent
-    try:
-        head = _git("rev-parse", "HEAD", folder=here)
-        return head + ("+" if _git("status", "--porcelain", "--", ".", folder=here.parent) else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(*arguments: str, folder: Path) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -40,7 +40,7 @@ def main() -> None:
             given.rule, given.device, getattr(torch, dtype), not given.no_compile, not given.no_loops,
             progress=lambda text: print(text, flush=True),
         )  # fmt: skip
-        from ...experiments.claims import environment
+        from ...provenance import environment
 
         result = {**result, **environment()}
         if given.json:
