@@ -192,7 +192,8 @@ def browser() -> Iterator[Any]:
 
 
 def press_ctrl_c(*_: object) -> str:
-    """As if someone pressed it now."""
+    """As if someone pressed it now; heard even where the tests are a background job, which a shell makes deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
     time.sleep(10)  # which it interrupts
     return ""
