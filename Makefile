@@ -9,7 +9,7 @@ VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-chec
 VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default
 VLLM_COMPILED := tests/vllm/test_separate.py::test_compiled_members_with_a_warm_cache
 
-.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-browser test-api test-vllm test-vllm-compiled clean
+.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-api test-vllm test-vllm-compiled clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
