@@ -19,7 +19,7 @@ from .cache import ComposedCache
 from .config import ComposedConfig
 from .errors import MemberError, PromptError
 from .rows import kept_rows, mask_rows, time_slices
-from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, plain_rule, with_weights, working_dtype
+from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
 from .termination import Terminated
 from .vocabulary import Alignment
 
@@ -179,7 +179,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         composed, members = [], []
         for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
             rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
-            logp_MBTV = torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in rows])
+            logp_MBTV = normalised(rows)
             if stop - start > 1:  # a look at every prompt, none at single steps, where it would make the device wait
                 self._check_numbers(logp_MBTV)
             first = fresh and start == 0

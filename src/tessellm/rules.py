@@ -97,6 +97,11 @@ def working_dtype(logp: Tensor) -> torch.dtype:
     return torch.promote_types(logp.dtype, torch.float32)
 
 
+def normalised(logits_M: Sequence[Tensor]) -> Tensor:
+    """The members' log-probabilities, stacked, in a precision that is enough to combine them."""
+    return torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
+
+
 @dataclass(frozen=True)
 class Product:
     """The paper's rule, Eq. 2, as a rule object."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import tessellm
 from tessellm.decoding.engine import Engine
@@ -14,6 +15,7 @@ from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.voices import Voice
 from tessellm.errors import GenerationError
+from tessellm.evidence import Trace
 from tessellm.rules import make_rule
 
 from conftest import build_model, perturbed
@@ -93,9 +95,9 @@ def test_a_voice_ends_at_its_own_ends(model: Any) -> None:
 
 
 def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
-    def watcher(logp_MBV: torch.Tensor, composed_BV: torch.Tensor, token_B: torch.Tensor) -> dict[str, torch.Tensor]:
-        said_MB = logp_MBV.gather(-1, token_B[None, :, None].expand(len(logp_MBV), -1, 1))[..., 0]
-        return {"token": token_B, "best": composed_BV.amax(-1), "members": said_MB.T}
+    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
+        said_MB = logp_MB1V.gather(-1, token_B1[None, ..., None].expand(len(logp_MB1V), -1, 1, 1))[:, :, 0, 0]
+        return {"token": token_B1[:, 0], "best": composed_B1V[:, 0].amax(-1), "members": said_MB.T}
 
     engine = Engine(model, slots=3, window=WINDOW)
     texts = prompts(5, seed=11)
@@ -118,6 +120,33 @@ def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
         torch.testing.assert_close(
             torch.tensor([view["best"] for view in request.seen]), torch.tensor(request.logprobs), atol=1e-5, rtol=0
         )
+
+
+def test_watchers_are_told_why_by_rules_that_can_tell(model: Any) -> None:
+    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
+        return {"token": token_B1[:, 0]} if why is None else {"evidence": why.evidence_BTM[:, 0]}
+
+    engine = Engine(model, slots=5, window=WINDOW)
+    voices = [None, *(Voice(make_rule("evidence", (weight, 1.0)), frozenset()) for weight in (1.0, 0.5))]
+    places = (2, 0, 1, 2, 1)
+    asked = [
+        engine.submit(text, Sampling(8), voices[place], watcher)
+        for place, text in zip(places, prompts(5, seed=12), strict=True)
+    ]
+    while engine.busy:
+        engine.step()
+    for place, request in zip(places, asked, strict=True):
+        if place == 0:
+            assert all("evidence" not in view for view in request.seen)
+            continue
+        tokens_1T = torch.tensor([request.prompt + request.tokens])
+        logp_MBTV = model(tokens_1T, use_cache=False, output_member_logprobs=True).member_logprobs
+        rule = voices[place].rule  # type: ignore[union-attr]
+        why = rule.explain(logp_MBTV, tokens_1T, torch.ones_like(tokens_1T), None)[2]
+        found = torch.tensor([view["evidence"] for view in request.seen])
+        at = slice(len(request.prompt) - 1, -1)
+        torch.testing.assert_close(found, why.evidence_BTM[0, at], atol=1e-3, rtol=0)
+        assert found.abs().max() > 0.1
 
 
 def test_what_is_refused(model: Any) -> None:

@@ -176,6 +176,25 @@ def test_rules_weights_and_traces_by_request(client: openai.OpenAI, model: Any) 
     assert [token for piece in pieces for token in piece.choices[0].tessellm["trace"]] == trace
 
 
+def test_a_trace_tells_the_evidence_where_the_rule_weighs_it(client: openai.OpenAI, model: Any) -> None:
+    import tessellm
+
+    text, request = alone(model, PROMPT, 12)
+    options: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    answer = client.completions.create(**options, extra_body={"tessellm": {"trace": True}})
+    trace = answer.choices[0].tessellm["trace"]
+    expected = tessellm.trace(model, torch.tensor(request.prompt + request.tokens))
+    at = slice(len(request.prompt), len(request.prompt) + len(text))
+    for name in ("evidence", "trusted"):
+        found = torch.tensor([[token[name][member] for member in ("base", "math", "coding")] for token in trace])
+        torch.testing.assert_close(found.float(), getattr(expected, name)[0, at].float(), atol=1e-3, rtol=0)
+    found = torch.tensor([token["interference"] for token in trace])
+    torch.testing.assert_close(found, expected.interference[0, at], atol=1e-3, rtol=0)
+    assert [token["blended"] for token in trace] == expected.blended[0, at].tolist()
+    product = client.completions.create(**options, extra_body={"tessellm": {"rule": "product", "trace": True}})
+    assert product.choices[0].tessellm["trace"][0]["evidence"] is None
+
+
 WRONG: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [
     (openai.NotFoundError, {"model": "tiney"}, "did you mean 'tiny'"),
     (openai.BadRequestError, {"max_tokens": 500}, "there is room for 128"),

@@ -13,8 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
-from ..rules import Rule, working_dtype
+from ..rules import Rule, normalised, working_dtype
 from .groups import Group, member_logits
 from .requests import Request
 from .sampling import choose, uniform
@@ -25,8 +26,7 @@ def combine(
     rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any
 ) -> tuple[Tensor, Any]:
     """The rule over the members' logits."""
-    logp_MBTV = torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
-    return rule(logp_MBTV, token_BT, mask_BT, state)
+    return rule(normalised(logits_M), token_BT, mask_BT, state)
 
 
 def _part(state: Any, slots: Any) -> Any:
@@ -75,12 +75,14 @@ class SlotState:
     ) -> tuple[Tensor, list[tuple[Any, Any, Any]]]:
         """What every voice says in its rows, and their new states: buffers, slots, state."""
         logp_BV, states = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0])), []
-        for voice, at in special.voices:
+        for voice, at in special.voices.items():
             at_B = torch.tensor(at, device=self.device)
             buffers = self.other_states.get(self.kinds.get(voice, ())) if voice else self.rule_state
             heard_M = [logits[at_B] for logits in logits_M]
             rule = voice.rule if voice else self.rule
-            said_B1V, state = combine(rule, heard_M, token_B1[at_B], real_B1[at_B], _part(buffers, at_B))
+            said_B1V, state, special.why[voice] = explained(
+                rule, normalised(heard_M), token_B1[at_B], real_B1[at_B], _part(buffers, at_B)
+            )
             logp_BV[at_B] = said_B1V[:, -1]
             states.append((buffers, at_B, state))
         return logp_BV, states
@@ -102,13 +104,15 @@ class SlotState:
             return
         heard_BT, real_BT = token_BT[:, -keep:], position_BT[:, -keep:] >= 0
         if special is None:
-            logp_BV = self._begin(None, logits_M, heard_BT, real_BT, slot_B)
+            logp_BV, _ = self._begin(None, logits_M, heard_BT, real_BT, slot_B)
         else:
             logp_BV = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0]))
-            for voice, at in special.voices:
+            for voice, at in special.voices.items():
                 at_B = torch.tensor(at, device=self.device)
                 heard_M = [logits[at_B] for logits in logits_M]
-                logp_BV[at_B] = self._begin(voice, heard_M, heard_BT[at_B], real_BT[at_B], slot_B[at_B])
+                logp_BV[at_B], special.why[voice] = self._begin(
+                    voice, heard_M, heard_BT[at_B], real_BT[at_B], slot_B[at_B]
+                )
         token_B = self._choose(logp_BV, slot_B, position_BT[:, -1] + 1, how)
         if special is not None:
             special.watch(logits_M, logp_BV, token_B)
@@ -117,13 +121,14 @@ class SlotState:
 
     def _begin(
         self, voice: Voice | None, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor
-    ) -> Tensor:
-        """What a rule says after a prompt; its state begins."""
-        logp_BTV, state = combine(voice.rule if voice else self.rule, logits_M, token_BT, real_BT, None)
+    ) -> tuple[Tensor, Trace | None]:
+        """What a rule says after a prompt, and why; its state begins."""
+        rule = voice.rule if voice else self.rule
+        logp_BTV, state, why = explained(rule, normalised(logits_M), token_BT, real_BT, None)
         if state is not None:
             for buffer, new in zip(self._buffers_for(voice, state), state, strict=True):
                 buffer[slot_B] = new
-        return logp_BTV[:, -1]
+        return logp_BTV[:, -1], why and Trace(*(column[:, -1:] for column in why))
 
     def _buffers_for(self, voice: Voice | None, state: Any) -> Any:
         """Voices whose states are of one kind share buffers: a slot has one voice at a time."""

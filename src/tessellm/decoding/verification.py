@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..rules import working_dtype
+from ..rules import normalised
 from .device import SlotState
 from .groups import member_logits
 from .sampling import choose, uniform
@@ -42,7 +42,7 @@ class Verification:
         real_BT = torch.cat([start_B1 >= 0, draft_BG >= 0], 1).long().cumprod(1).bool()
         position_BT = torch.where(real_BT, start_B1 + index_T, -1)
         logits_M = member_logits(state.groups, token_BT, position_BT, rows, cells, width)
-        logp_MBTV = torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
+        logp_MBTV = normalised(logits_M)
         before = state.rule_state
         if before is not None:
             before = type(before)(*(buffer[:rows] for buffer in before))

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..rules import Rule, working_dtype
+from ..evidence import Trace
+from ..rules import Rule, normalised
 
 if TYPE_CHECKING:
     from .requests import Request
 
-Watcher = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]  # (logp_MBV, composed_BV, token_B) -> [B, …] by name
+# (logp_MB1V, composed_B1V, token_B1, why the rule said so where it can tell) -> [B, …] by name
+Watcher = Callable[[Tensor, Tensor, Tensor, Trace | None], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,25 +35,30 @@ class Voice:
 class Special:
     """What some rows of a pass ask for. Requests stand beside the rows that they have in it."""
 
-    voices: list[tuple[Voice | None, list[int]]]
-    watched: list[tuple[Watcher, list[Request], list[int]]]
-    seen: list[Mapping[str, Tensor]] = field(default_factory=list)  # of each watcher, once the pass is run
+    voices: dict[Voice | None, list[int]]
+    watched: list[tuple[Watcher, Voice | None, list[Request], list[int]]]
+    why: dict[Voice | None, Trace | None] = field(default_factory=dict)  # of each voice's rows, once the pass is run
+    seen: list[Mapping[str, Tensor]] = field(default_factory=list)  # of each watcher, then
 
     def window(self, own: Rule) -> int:
         """The longest among the rules."""
-        return max((voice.rule if voice else own).window for voice, _ in self.voices)
+        return max((voice.rule if voice else own).window for voice in self.voices)
 
     def watch(self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor) -> None:
-        for watcher, _, rows in self.watched:
+        for watcher, voice, _, rows in self.watched:
             at_B = torch.tensor(rows, device=token_B.device)
-            last_M = [logits[at_B, -1] for logits in logits_M]
-            logp_MBV = torch.stack([row.to(working_dtype(row)).log_softmax(-1) for row in last_M])
-            self.seen.append(watcher(logp_MBV, composed_BV[at_B], token_B[at_B]))
+            logp_MB1V = normalised([logits[at_B, -1:] for logits in logits_M])
+            self.seen.append(watcher(logp_MB1V, composed_BV[at_B, None], token_B[at_B, None], self._why(voice, rows)))
+
+    def _why(self, voice: Voice | None, rows: Sequence[int]) -> Trace | None:
+        """What the voice's rule says of these rows of its own."""
+        why, own = self.why[voice], self.voices[voice]
+        return why and Trace(*(column[[own.index(row) for row in rows]] for column in why))
 
     def views(self) -> dict[Request, dict[str, Any]]:
         """What was seen of each request's row, on the host."""
         found: dict[Request, dict[str, Any]] = {}
-        for (_, requests, _), seen in zip(self.watched, self.seen, strict=True):
+        for (_, _, requests, _), seen in zip(self.watched, self.seen, strict=True):
             lists = {name: values.tolist() for name, values in seen.items()}
             for number, request in enumerate(requests):
                 found[request] = {name: values[number] for name, values in lists.items()}
@@ -63,11 +70,12 @@ def special(requests: Sequence[Request], rows: Sequence[int]) -> Special | None:
     if not any(request.voice or request.watcher for request in requests):
         return None
     voices: dict[Voice | None, list[int]] = {}
-    watched: dict[int, tuple[Watcher, list[Request], list[int]]] = {}
+    watched: dict[tuple[int, Voice | None], tuple[Watcher, Voice | None, list[Request], list[int]]] = {}
     for request, row in zip(requests, rows, strict=True):
         voices.setdefault(request.voice, []).append(row)
         if request.watcher is not None:
-            _, own, at = watched.setdefault(id(request.watcher), (request.watcher, [], []))
+            key = id(request.watcher), request.voice
+            _, _, own, at = watched.setdefault(key, (request.watcher, request.voice, [], []))
             own.append(request)
             at.append(row)
-    return Special(list(voices.items()), list(watched.values()))
+    return Special(voices, list(watched.values()))

@@ -50,6 +50,10 @@ class TracedToken(BaseModel):
     divergence: dict[str, float]
     logprob: dict[str, float]
     top: dict[str, list[tuple[str, float]]]
+    evidence: dict[str, float] | None = None  # these where the rule weighs evidence
+    trusted: dict[str, bool] | None = None
+    interference: float | None = None
+    blended: bool | None = None
 
 
 class Traced(BaseModel):

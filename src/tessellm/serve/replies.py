@@ -78,7 +78,16 @@ class Reply:
                 voice: [(self.text_of(i), rounded(p)) for i, p in zip(ids, logps, strict=True)]
                 for voice, (ids, logps) in zip(voices, tops, strict=True)
             },
+            **(self._weighed(seen) if "evidence" in seen else {}),
         )
+
+    def _weighed(self, seen: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "evidence": dict(zip(self.members, map(rounded, seen["evidence"]), strict=True)),
+            "trusted": dict(zip(self.members, seen["trusted"], strict=True)),
+            "interference": rounded(seen["interference"]),
+            "blended": seen["blended"],
+        }
 
 
 class CompletionReply(Reply):

@@ -19,12 +19,17 @@ from ..diagnose.laws import hearing_of
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
 from ..errors import nearest
+from ..evidence import Trace
 from ..model import ComposedForCausalLM, complete_rule
 from ..rules import LARGEST_WEIGHT, RULES, default_termination, plain_rule
 from .refusals import Refusal, bad
 
 KEPT = 64  # voices that are remembered
 MOST_TOP = 20  # log-probabilities that a client may ask for
+SHOWN = (  # of what a trace measures
+    "owner_BT", "log_z_BT", "clash_BT", "gap_BT", "novel_BT", "divergence_BTK", "top_ids_BTNC", "top_logprobs_BTNC",
+    "evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +98,9 @@ class Speakers:
         return Speaker(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
 
 
-def top(logp_MBV: Tensor, composed_BV: Tensor, token_B: Tensor) -> dict[str, Tensor]:
+def top(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
     """A watcher: the likeliest tokens and their log-probabilities."""
-    logp_BC, id_BC = composed_BV.topk(min(MOST_TOP, composed_BV.shape[-1]), -1)
+    logp_BC, id_BC = composed_B1V[:, 0].topk(min(MOST_TOP, composed_B1V.shape[-1]), -1)
     return {"ids": id_BC, "logps": logp_BC}
 
 
@@ -103,20 +108,13 @@ def tracer(rule: Any, ends: tuple[tuple[int, ...], ...]) -> Watcher:
     """A watcher: what `tessellm.trace` says of a row, as far as it is shown."""
     hearing = hearing_of(rule)
 
-    def watch(logp_MBV: Tensor, composed_BV: Tensor, token_B: Tensor) -> dict[str, Tensor]:
-        logp_MB1V, composed_B1V = logp_MBV[:, :, None], composed_BV[:, None]
-        found = statistics(logp_MB1V, composed_B1V, hearing, ends, None)
+    def watch(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
+        found = statistics(logp_MB1V, composed_B1V, hearing, ends, why)
+        columns = {name: column for name in SHOWN if (column := getattr(found, name)) is not None}
         return {
-            **top(logp_MBV, composed_BV, token_B),
-            "owner": found.owner_BT[:, 0],
-            "log_z": found.log_z_BT[:, 0],
-            "clash": found.clash_BT[:, 0],
-            "gap": found.gap_BT[:, 0],
-            "novel": found.novel_BT[:, 0],
-            "divergence": found.divergence_BTK[:, 0],
-            "logprob": log_probabilities(logp_MB1V, composed_B1V, token_B[:, None])[:, 0],
-            "top_ids": found.top_ids_BTNC[:, 0],
-            "top_logprobs": found.top_logprobs_BTNC[:, 0],
+            **top(logp_MB1V, composed_B1V, token_B1, why),
+            **{name.rpartition("_")[0]: column[:, 0] for name, column in columns.items()},
+            "logprob": log_probabilities(logp_MB1V, composed_B1V, token_B1)[:, 0],
         }
 
     return torch.inference_mode()(watch)
