@@ -1,4 +1,4 @@
-"""`tessellm evaluate`: base, experts and compositions on the same tasks, by the same protocol."""
+"""`tessellm evaluate`: base, experts, compositions and merges on the same tasks, by the same protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from .shared import Device, Dtype, JsonPath, err, load, out, write_json
+from .shared import Device, Dtype, JsonPath, err, load, numbers, out, words, write_json
 
 
 def evaluate(
@@ -18,6 +18,15 @@ def evaluate(
     tasks: Annotated[str, typer.Option(help="gsm8k, math, humaneval, mbpp, or tasks of lm-eval, with commas.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder; a run that was stopped goes on there.")],
     columns: Annotated[str, typer.Option(help="Which of base, experts, composition.")] = "base,experts,composition",
+    rules: Annotated[str, typer.Option(help="Rules that get a column each, instead of the model's own.")] = "",
+    merges: Annotated[
+        str, typer.Option(help="Merges of the first model's members beside: all, or linear, task-arithmetic, ties, …")
+    ] = "",
+    strengths: Annotated[
+        str, typer.Option(help="Strengths of merges to choose among; one alone is taken as it is.")
+    ] = "",
+    develop: Annotated[int, typer.Option(min=1, help="Problems a task that strengths are chosen on.")] = 50,
+    seed: Annotated[int, typer.Option(help="Which problems those are; what the merge dare leaves out.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8,
@@ -26,9 +35,9 @@ def evaluate(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Evaluate base, experts and compositions by one protocol; a table with intervals.
+    """Evaluate base, experts, compositions and merges by one protocol; a table with intervals.
 
-    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp -o results
+    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,evidence --merges all -o results
     """
     from ..errors import RecipeError
     from ..evaluate.evaluation import Plan
@@ -36,7 +45,17 @@ def evaluate(
     from ..evaluate.table import markdown
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    plan = Plan(_words(tasks), _words(columns), str(data) if data is not None else None, limit)
+    plan = Plan(
+        tasks=words(tasks),
+        columns=words(columns),
+        data=str(data) if data is not None else None,
+        limit=limit,
+        rules=words(rules),
+        merges=words(merges),
+        strengths=numbers(strengths, "--strengths") or None,
+        develop=develop,
+        seed=seed,
+    )
     names = [Path(model).stem or model for model in models]
     if len(set(names)) < len(names):
         raise RecipeError(f"the models need names of their own for the table's columns; got {', '.join(names)}")
@@ -50,7 +69,3 @@ def evaluate(
         table = run(loaded, plan, output, batch_size, engine, started, lambda text: err.print(f"note: {text}"))
     out.print(markdown(table), soft_wrap=True, markup=False)
     write_json(json_path, table.content())
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())

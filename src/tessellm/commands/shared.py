@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,3 +40,21 @@ def write_json(path: Path | None, content: Any) -> None:
 
     if path is not None:
         write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """Numbers between commas."""
+    from ..errors import RecipeError
+
+    try:
+        found = tuple(map(float, words(text)))
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise RecipeError(f"{option}: expected numbers with commas between them, such as 0.5,1; got {text!r}")
+    return found

@@ -21,6 +21,7 @@ from ..errors import EngineError, PromptError, require
 from . import confined
 from .harness import ComposedLM
 from .protocol import Outcome, Problem
+from .splits import TEST, Part, take_lines
 from .tasks import GREEDY
 
 TASKS = ("humaneval", "mbpp")
@@ -35,11 +36,16 @@ MEMORY = 16 << 30  # address space of the scorer; evalplus gives each solution f
 
 
 def run_code_task(
-    lm: ComposedLM, name: str, data: Path | None = None, limit: int | None = None, workers: int = 1
+    lm: ComposedLM,
+    name: str,
+    data: Path | None = None,
+    limit: int | None = None,
+    workers: int = 1,
+    part: Part = TEST,
 ) -> Outcome:
     """Have evalplus ask, the engine write, evalplus clean and judge."""
     require("evalplus", "eval")
-    with _problems(name, data, limit) as path, tempfile.TemporaryDirectory() as folder:
+    with _problems(name, data, limit, part) as path, tempfile.TemporaryDirectory() as folder:
         prompts = _samples(name, Path(folder) / "none.jsonl", {})
         stops = stop_texts(name)
         asked: list[tuple[str, dict[str, Any]]] = [(prompt, {"until": stops, **GREEDY}) for prompt in prompts]
@@ -128,25 +134,37 @@ def _samples(name: str, target: Path, texts: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def _problems(name: str, data: Path | None, limit: int | None) -> Iterator[Path]:
+def _problems(name: str, data: Path | None, limit: int | None, part: Part) -> Iterator[Path]:
     """The problems' file, which evalplus reads instead of its own while this lasts."""
     import evalplus.data.humaneval
     import evalplus.data.mbpp
 
     module: Any = evalplus.data.humaneval if name == "humaneval" else evalplus.data.mbpp
     variable = f"{name.upper()}_OVERRIDE_PATH"
-    ready = module._ready_human_eval_plus_path if name == "humaneval" else module._ready_mbpp_plus_path
-    check_data(name, data)
-    source = data / FILES[name] if data is not None else Path(ready())
+    lines = take_lines(problem_lines(name, data), part)[:limit]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILES[name]
-        path.write_text("".join(_lines(source)[:limit]), encoding="utf-8")
+        path.write_text("".join(lines), encoding="utf-8")
         before = getattr(module, variable)
         setattr(module, variable, str(path))
         try:
             yield path
         finally:
             setattr(module, variable, before)
+
+
+def problem_lines(name: str, data: Path | None) -> list[str]:
+    """evalplus' problems, from the folder or as it downloads them."""
+    from evalplus.data import humaneval, mbpp
+
+    check_data(name, data)
+    ready = humaneval._ready_human_eval_plus_path if name == "humaneval" else mbpp._ready_mbpp_plus_path
+    return _lines(data / FILES[name] if data is not None else Path(ready()))
+
+
+def problem_texts(name: str, data: Path | None) -> list[str]:
+    """What each problem asks."""
+    return [json.loads(line)["prompt"] for line in problem_lines(name, data)]
 
 
 def _lines(path: Path) -> list[str]:

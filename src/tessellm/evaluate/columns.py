@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..config import ComposedConfig
 from ..errors import MemberError, nearest
 from ..model import ComposedForCausalLM
+from ..vocabulary import Alignment
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,41 @@ def alone(model: ComposedForCausalLM, name: str) -> ComposedForCausalLM:
     """One member of a composition as a model of its own, over the composition's vocabulary. Weights are not copied."""
     if name not in model.members:
         raise MemberError(f"there is no member {name!r}; {nearest(name, model.members)}")
+    entry = next(entry for entry in model.config.members if entry["name"] == name)
+    return _single(model, entry, model.member(name), model.alignments[name])
+
+
+def in_place_of_all(model: ComposedForCausalLM, name: str, merged: PreTrainedModel) -> ComposedForCausalLM:
+    """A merge of a composition's members as a model of its own; it ends where any member would."""
+    entry = {"name": name, "kind": "full", "end_ids": list(model.config.eos_token_id or ())}
+    return _single(model, entry, merged, model.alignments["base"])
+
+
+def with_rule(model: ComposedForCausalLM, rule: str) -> ComposedForCausalLM:
+    """The same members under another rule, which stops as suits it; under their own rule, the model as it is."""
+    if model.config.rule["name"] == rule:
+        return model
+    members = {name: model.member(name) for name in model.members}
     config = cast(ComposedConfig, copy.deepcopy(model.config))
-    config.members = [{**entry, "weight": 1.0} for entry in config.members if entry["name"] == name]
+    other = _dressed(ComposedForCausalLM(config, members, model.alignments), model)
+    other.set_rule(rule)
+    return other
+
+
+def _single(
+    model: ComposedForCausalLM, entry: Mapping[str, Any], member: PreTrainedModel, alignment: Alignment
+) -> ComposedForCausalLM:
+    name = entry["name"]
+    config = cast(ComposedConfig, copy.deepcopy(model.config))
+    config.members = [{**entry, "weight": 1.0}]
     config.rule, config.termination = {"name": Alone.name}, "rule"
-    config.eos_token_id = list(config.members[0].get("end_ids", ())) or config.eos_token_id
-    single = ComposedForCausalLM(config, {name: model.member(name)}, {name: model.alignments[name]}, Alone())
-    single.generation_config = copy.deepcopy(model.generation_config)
+    config.eos_token_id = list(entry.get("end_ids", ())) or config.eos_token_id
+    single = _dressed(ComposedForCausalLM(config, {name: member}, {name: alignment}, Alone()), model)
     single.generation_config.eos_token_id = config.eos_token_id
-    single.tokenizer = model.tokenizer
     return single
+
+
+def _dressed(made: ComposedForCausalLM, model: ComposedForCausalLM) -> ComposedForCausalLM:
+    made.generation_config = copy.deepcopy(model.generation_config)
+    made.tokenizer = model.tokenizer
+    return made

@@ -1,22 +1,33 @@
 """An evaluation: columns times tasks, in one folder that a killed run goes on from.
 
-DIR/run.json                  what is evaluated; another evaluation in the same folder is refused
+DIR/run.json                     what is evaluated; another evaluation in the same folder is refused
 DIR/journals/COLUMN/TASK.jsonl   what was written so far, a line a problem
-DIR/table.json .md .tex .png  the table
+DIR/development/METHOD/…         what every strength of a merge scored on the development problems
+DIR/merges/METHOD-λ/             the merges that became columns: checkpoints
+DIR/table.json .md .tex .png     the table
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from ..compose import rule_entry
 from ..errors import CheckpointError, MissingExtraError, RecipeError, nearest, require
 from ..files import write_text
 from ..model import ComposedForCausalLM
-from .columns import alone
+from ..provenance import environment
+from .columns import alone, with_rule
+from .development import Choice, choose, strengths_of
+from .merged import Merged
+from .merges import METHODS, methods_for
+from .runner import Runner, headline_scores
+from .splits import Part
 
 KINDS = ("base", "experts", "composition")
 
@@ -29,31 +40,68 @@ class Plan:
     columns: tuple[str, ...] = KINDS
     data: str | None = None
     limit: int | None = None
+    rules: tuple[str, ...] = ()  # a composition's column for each; its own rule if none is given
+    merges: tuple[str, ...] = ()  # methods, or "all"
+    strengths: tuple[float, ...] | None = None  # to choose among, instead of each method's own
+    develop: int = 50
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for kind in self.columns:
             if kind not in KINDS:
                 raise RecipeError(f"unknown column {kind!r}; {nearest(kind, KINDS)}")
-        if not self.tasks:
-            raise RecipeError("no task was given. Expected, for instance, --tasks gsm8k,math,humaneval,mbpp")
+        for rule in self.rules:
+            rule_entry(rule)
+        for method in self.merges:
+            if method not in METHODS and method != "all":
+                raise RecipeError(f"unknown merging method {method!r}; {nearest(method, (*METHODS, 'all'))}")
+        if self.develop < 1:
+            raise RecipeError(f"expected at least one development problem a task; got {self.develop}")
+
+    def for_experts(self, count: int) -> Plan:
+        """With every method named, of those that can merge so many experts."""
+        return replace(self, merges=tuple(methods_for(count))) if "all" in self.merges else self
+
+    @property
+    def part(self) -> Part:
+        """The test problems: all, unless something is chosen on development problems."""
+        choosing = any(len(strengths_of(method, self.strengths)) > 1 for method in self.merges)
+        return Part(self.develop if choosing else 0, self.seed)
 
 
-def columns_of(models: Mapping[str, ComposedForCausalLM], kinds: Sequence[str]) -> dict[str, ComposedForCausalLM]:
-    """The table's columns by name; base and experts are those of the first model."""
+@dataclass(frozen=True)
+class Column:
+    """A column to be filled: what it is, for the record, and how to get its model."""
+
+    identity: Mapping[str, Any]
+    load: Callable[[], ComposedForCausalLM]
+
+
+def columns_of(models: Mapping[str, ComposedForCausalLM], plan: Plan) -> dict[str, Column]:
+    """The table's columns by name, but for merges; base and experts are those of the first model."""
     first = next(iter(models.values()))
-    found: dict[str, ComposedForCausalLM] = {}
-    for name in first.members:
-        if ("base" if name == "base" else "experts") in kinds:
-            found[name] = alone(first, name)
-    if "composition" in kinds:
-        single = len(models) == 1
-        compositions = {"composition" if single else name: model for name, model in models.items()}
-        if taken := sorted(set(found) & set(compositions)):
-            raise RecipeError(
-                f"two columns would be called {taken[0]!r}: a member and a model. Rename the model's folder"
-            )
-        found |= compositions
-    return found
+    found = {
+        name: alone(first, name) for name in first.members if ("base" if name == "base" else "experts") in plan.columns
+    }
+    if "composition" in plan.columns:
+        for name, model in _compositions(models, plan.rules).items():
+            if name in found or name in plan.merges:
+                raise RecipeError(f"two columns would be called {name!r}. Rename the member, or the model's folder")
+            found[name] = model
+    return {name: Column(_identity(model), partial(_itself, model)) for name, model in found.items()}
+
+
+def _itself(model: ComposedForCausalLM) -> ComposedForCausalLM:
+    return model
+
+
+def _compositions(models: Mapping[str, ComposedForCausalLM], rules: Sequence[str]) -> dict[str, ComposedForCausalLM]:
+    single = len(models) == 1
+    if not rules:
+        return {"composition" if single else name: model for name, model in models.items()}
+    return {
+        rule if single else f"{name}-{rule}": with_rule(model, rule) for name, model in models.items() for rule in rules
+    }
 
 
 def evaluate(
@@ -69,59 +117,47 @@ def evaluate(
     require("lm_eval", "eval")
     from .table import make_table
 
-    columns = columns_of(models, plan.columns)
-    for task in plan.tasks:
-        _check_task(task, _data(plan))
-    check_folder(folder, {"plan": asdict(plan), "columns": {name: _identity(model) for name, model in columns.items()}})
+    first = next(iter(models.values()))
+    plan = plan.for_experts(len(first.members) - 1)
+    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, engine, progress, note)
+    columns = columns_of(models, plan)
+    subject = next((name for name in columns if name not in first.members), None)
+    choices: dict[str, Choice] = {}
+    if plan.merges:
+        columns |= _merge_columns(first, plan, folder, runner, choices)
+    development = runner.check(plan.tasks, plan.part)
+    check_folder(folder, {"plan": asdict(plan), "columns": {name: each.identity for name, each in columns.items()}})
     outcomes: dict[str, dict[str, Any]] = {task: {} for task in plan.tasks}
-    for name, model in columns.items():
-        for task, outcome in _column(model, plan, folder / "journals" / name, batch_size, engine, name, progress, note):
+    for name, column in columns.items():
+        journals = folder / "journals" / name
+        for task, outcome in runner.run(name, column.load(), plan.tasks, journals, plan.part, plan.limit):
             outcomes[task][name] = outcome
-    subject = next((name for name in columns if name not in next(iter(models.values())).members), None)
-    table = make_table(outcomes, subject)
+    made_on = {"seed": plan.seed, **environment("lm_eval", "evalplus", "mergekit")}
+    table = make_table(outcomes, subject, choices, development, made_on)
     _write(table, folder, note)
     return table
 
 
-def _column(
-    model: ComposedForCausalLM,
-    plan: Plan,
-    journals: Path,
-    batch_size: int,
-    engine: str,
-    name: str,
-    progress: Callable[[str, str], Callable[[int], None]],
-    note: Callable[[str], None],
-) -> Iterator[tuple[str, Any]]:
-    from . import code_tasks
-    from .harness import ComposedLM
-    from .journal import Journal
-    from .protocol import run_task
-    from .tasks import make_task
+def _merge_columns(
+    model: ComposedForCausalLM, plan: Plan, folder: Path, runner: Runner, choices: dict[str, Choice]
+) -> dict[str, Column]:
+    """A column for every merge of the model's members; how strong it is is chosen when its turn comes."""
+    merged = Merged(model, folder / "merges", plan.seed)
+    part = Part(plan.develop, plan.seed, development=True)
 
-    data = _data(plan)
-    lm = ComposedLM(model, batch_size, engine=engine, note=note)
-    for task in plan.tasks:
-        lm.journal, lm.progress = Journal(journals / f"{task}.jsonl"), progress(name, task)
-        if task in code_tasks.TASKS:
-            yield task, code_tasks.run_code_task(lm, task, data, plan.limit)
-        else:
-            yield task, run_task(lm, make_task(task, data), plan.limit)
+    def score(candidate: ComposedForCausalLM, name: str, journals: Path) -> dict[str, float]:
+        outcomes = dict(runner.run(name, candidate, plan.tasks, journals, part))
+        return {task: fmean(scores) for task, scores in headline_scores(outcomes).items()}
 
+    def load(method: str) -> ComposedForCausalLM:
+        strengths = strengths_of(method, plan.strengths)
+        choices[method] = choose(merged, method, strengths, score, folder / "development")
+        return merged.load(method, choices[method].chosen)
 
-def _data(plan: Plan) -> Path | None:
-    return Path(plan.data) if plan.data is not None else None
-
-
-def _check_task(task: str, data: Path | None) -> None:
-    """Complain before anything is run or written."""
-    from . import code_tasks
-    from .tasks import make_task
-
-    if task in code_tasks.TASKS:
-        code_tasks.check_data(task, data)
-    else:
-        make_task(task, data)
+    for method in plan.merges:
+        merged.check(method, strengths_of(method, plan.strengths))
+    members = _identity(model)["members"]
+    return {method: Column({"merge": method, "members": members}, partial(load, method)) for method in plan.merges}
 
 
 def check_folder(folder: Path, what: dict[str, Any]) -> None:

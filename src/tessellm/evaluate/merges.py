@@ -45,12 +45,14 @@ def methods_for(experts: int) -> list[str]:
     return [name for name, method in METHODS.items() if experts == 2 or not method.two_only]
 
 
-def check_method(method: str, experts: int) -> Method:
-    """The method, if it is one and can merge so many."""
+def check_method(method: str, experts: int, strength: float | None = None) -> Method:
+    """The method, if it is one, can merge so many and can be so strong."""
     if method not in METHODS:
         raise RecipeError(f"unknown merging method {method!r}; {nearest(method, METHODS)}")
     if METHODS[method].two_only and experts != 2:
         raise RecipeError(f"{method} merges two experts; got {experts}")
+    if METHODS[method].strength == "t" and strength is not None and not 0 <= strength <= 1:
+        raise RecipeError(f"{method}'s t is between 0 and 1; got {strength:g}")
     return METHODS[method]
 
 
@@ -58,7 +60,7 @@ def recipe(
     method: str, base: str, experts: Mapping[str, str], strength: float | None = None, dtype: str = "float32"
 ) -> dict[str, Any]:
     """What mergekit is told. It computes in float32; `dtype` is what is stored."""
-    how = check_method(method, len(experts))
+    how = check_method(method, len(experts), strength)
     content: dict[str, Any] = {"merge_method": how.name, "dtype": "float32", "out_dtype": dtype, "parameters": {}}
     content["models"] = [{"model": path, "parameters": dict(how.model)} for path in experts.values()]
     if how.two_only:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import PromptError
 from . import answers
+from .splits import TEST, Part, take
 
 NEW_TOKENS = 512
 FEWSHOT_SEED = 1234  # lm-eval's own
@@ -33,20 +34,25 @@ MATH_EXAMPLES = [
 ]
 
 
-def make_task(name: str, data: Path | None = None) -> Any:
-    """A task of lm-eval, ready to be asked for its problems."""
+def make_task(name: str, data: Path | None = None, part: Part = TEST) -> Any:
+    """A task of lm-eval, ready to be asked for its problems, or for those of a part."""
     import datasets
     from lm_eval.api.task import ConfigurableTask
 
     if name not in COLUMNS:
-        return _by_name(name)
+        return take(_by_name(name), part)
     config = gsm8k() if name == "gsm8k" else math()
     if data is not None:
         config |= _local(name, data)
     datasets.disable_progress_bars()
     task = ConfigurableTask(config=config)
     task.set_fewshot_seed(FEWSHOT_SEED)
-    return task
+    return take(task, part, text_column(name))
+
+
+def text_column(name: str) -> str | None:
+    """The column that holds a problem's text, where we know it."""
+    return COLUMNS[name][0] if name in COLUMNS else None
 
 
 def gsm8k() -> dict[str, Any]:
