@@ -73,9 +73,12 @@ def test_tensors_that_are_not_there(tmp_path: Path) -> None:
     assert "member 'math'" in refusal(folder)
 
 
-def test_exchanged_vocabulary(own: Path) -> None:
+def test_exchanged_vocabulary(own: Path, tmp_path: Path) -> None:
     change_config(own.parent / "members" / "math", vocab_size=60)
-    assert "member 'math' has 60 token rows" in refusal(own)
+    assert "member 'math' has changed" in refusal(own)
+    whole = composition(tmp_path / "whole", "llama", "product", self_contained=True).folder
+    change_config(whole / "members" / "math", vocab_size=60)
+    assert "member 'math' has 60 token rows" in refusal(whole)
 
 
 def test_unknown_rule(own: Path) -> None:
