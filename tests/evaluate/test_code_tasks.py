@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
-def test_prompts_are_evalplus_own_and_judged_by_it(name: str, model: Any) -> None:
+def test_prompts_are_evalplus_own_and_judged_by_it(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = ComposedLM(model)
     expected = json.loads((DATA / "prompts" / f"{name}.json").read_text(encoding="utf-8"))
     assert stop_texts(name) == expected["until"]
@@ -50,9 +52,12 @@ def test_prompts_are_evalplus_own_and_judged_by_it(name: str, model: Any) -> Non
         lm.journal.add(lm._key(prompt, {"until": expected["until"], **GREEDY}), **told)
     held = len(lm.journal)
     outcome = run_code_task(lm, name, DATA)
-    assert len(lm.journal) == held  # evalplus asked for these prompts, character by character, and for no other
+    assert len(lm.journal) == held + 1  # evalplus asked for these prompts, character by character, and for no other
     found = [tuple(problem.scores.values()) for problem in outcome.problems]
     assert found == [(base, plus) for _, base, plus in WRITTEN[name]]
+    with monkeypatch.context() as patched:  # what was judged once is not run again
+        patched.setattr(code_tasks, "score_samples", None)
+        assert run_code_task(lm, name, DATA) == outcome
 
 
 def test_a_composition_runs_end_to_end(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +97,32 @@ def test_confined_code_reaches_no_network_and_no_other_process(tmp_path: Path) -
         assert "OSError" in ran.stderr
     ran = confined_run(tmp_path, f"import os; os.kill({os.getpid()}, 0)")
     assert "ProcessLookupError" in ran.stderr
+
+
+def test_confined_code_ends_when_whoever_asked_is_killed(tmp_path: Path) -> None:
+    code = "import time; open('began', 'w'); time.sleep(60); open('went on', 'w')"
+    command = [sys.executable, confined.__file__, str(tmp_path), "60", str(4 << 30), sys.executable, "-c", code]
+    asker = f"import subprocess; subprocess.run({command!r})"
+    process = subprocess.Popen([sys.executable, "-c", asker])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    while (left := _running_with(str(tmp_path))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+def _running_with(argument: str) -> list[str]:
+    """Processes that were started with that argument, or in whose program it stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace")
+            if argument in words or "went on" in words:
+                found.append(words)
+    return found
 
 
 def test_confined_code_has_limits(tmp_path: Path) -> None:

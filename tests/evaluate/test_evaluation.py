@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tessellm.errors import CheckpointError
 from tessellm.evaluate import tasks
+from tessellm.evaluate.evaluation import check_folder
 from tessellm.evaluate.intervals import bootstrap, compare, sign_flip_test
 from tessellm.evaluate.protocol import Outcome, Problem
 from tessellm.evaluate.table import draw, latex, make_table, markdown
@@ -85,13 +90,33 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks.GREEDY, "max_gen_toks", 6)
 
 
-def scores(folder: Path) -> Any:
-    """The table without what was timed."""
+def without_times(folder: Path) -> list[str]:
+    """The table in all its forms, byte for byte, without what was timed."""
     table = json.loads((folder / "table.json").read_text())
     for row in table["cells"].values():
         for cell in row.values():
             del cell["seconds"]
-    return table
+    lines = (folder / "table.md").read_text().splitlines()
+    cells = [line.split(" | ") for line in lines]
+    shown = [" | ".join(row[:6] + row[7:]) if len(row) == 9 else line for row, line in zip(cells, lines, strict=True)]
+    return [json.dumps(table), "\n".join(shown), (folder / "table.tex").read_text()]
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_run_over_all_four_tasks_that_is_killed_ends_with_the_same_table(
+    recipe: Path, tmp_path: Path, seed: int
+) -> None:
+    """SIGKILL at random points: while texts are written, while code is judged, while members are merged."""
+    arguments = ["evaluate", recipe, "--tasks", "gsm8k,math,humaneval,mbpp", "--data", DATA, "--columns", "composition"]
+    arguments += ["--merges", "ties", "--strengths", "0.5"]
+    command = [sys.executable, Path(__file__).with_name("killed.py"), seed, 5, tmp_path, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=280, check=False, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert len(ran.stdout.split()) >= 3, ran.stdout  # so many runs were killed before their end
+    assert without_times(tmp_path / "killed") == without_times(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("short")
@@ -102,7 +127,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe
     assert "| MATH | " in ran.out
     assert json.loads((tmp_path / "whole.json").read_text())["columns"] == ["base", "math", "composition"]
     cut = tmp_path / "whole"
-    expected = scores(cut)
+    expected = without_times(cut)
     journals = sorted((cut / "journals").rglob("*.jsonl"))
     assert len(journals) == 6
     (cut / "table.json").unlink()
@@ -110,7 +135,14 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe
         content = journal.read_bytes()
         journal.write_bytes(content[: len(content) * number // len(journals)])
     assert cli(*arguments, "-o", cut).code == 0
-    assert scores(cut) == expected
+    assert without_times(cut) == expected
+
+
+def test_a_run_that_was_killed_at_its_first_word_can_begin(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.123-456.tmp").write_text("{")
+    check_folder(tmp_path, {"plan": {}})
+    with pytest.raises(CheckpointError, match="holds another evaluation"):
+        check_folder(tmp_path, {"plan": {"limit": 1}})
 
 
 @pytest.mark.usefixtures("short")

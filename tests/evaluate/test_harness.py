@@ -11,10 +11,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import tessellm
+from tessellm.continuations import Request
+from tessellm.decoding.engine import Engine
 from tessellm.errors import MemberError
+from tessellm.evaluate import writer
 from tessellm.evaluate.columns import alone
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.journal import Journal
+from tessellm.evaluate.writer import Ask, Writer
 
 from conftest import build_model, character_tokenizer, perturbed
 
@@ -108,8 +112,6 @@ def test_a_stop_text_ends_decoding(composed: Any) -> None:
 
 
 def test_a_prompt_that_fails_does_not_end_the_others(composed: Any) -> None:
-    from tessellm.continuations import Request
-    from tessellm.evaluate.writer import Ask, Writer
 
     asks = [Ask((), Request(4)), Ask((5, 6), Request(4)), Ask((5,) * 120, Request(64))]
     written = dict(Writer(composed).write(asks))
@@ -136,6 +138,24 @@ def test_a_run_goes_on_from_its_journal(composed: Any, tmp_path: Path, monkeypat
     monkeypatch.setattr(composed, "forward", None)  # nothing is left to compute
     last = ComposedLM(composed, journal=Journal(path))
     assert (last.write(asked), last.loglikelihood(pairs, disable_tqdm=True)) == expected
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_a_block_that_was_cut_short_is_written_again_whole(
+    composed: Any, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed together must not depend on what the journal holds, since rounding does depend on it."""
+    monkeypatch.setattr(writer, "BLOCK", 2)
+    asks = [Ask((1, *range(5, 9 + n)), Request(max_new_tokens=4)) for n in range(7)]  # blocks of 4 and 3
+    fed: list[tuple[int, ...]] = []
+    submit = Engine.submit
+    monkeypatch.setattr(Engine, "submit", lambda self, ids, *rest: fed.append(tuple(ids)) or submit(self, ids, *rest))
+    whole = dict(Writer(composed, batch_size=2, engine=engine).write(asks))
+    assert sorted(whole) == list(range(7))
+    fed.clear()
+    part = dict(Writer(composed, batch_size=2, engine=engine).write(asks, wanted={5}))
+    assert part == {5: whole[5]}
+    assert fed == ([ask.ids for ask in asks[4:]] if engine == "auto" else [])
 
 
 def test_an_unknown_member_is_named(composed: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import EngineError, PromptError, require
 from . import confined
 from .harness import ComposedLM
+from .journal import key_of
 from .protocol import Outcome, Problem
 from .splits import TEST, Part, take_lines
 from .tasks import GREEDY
@@ -51,9 +52,12 @@ def run_code_task(
         asked: list[tuple[str, dict[str, Any]]] = [(prompt, {"until": stops, **GREEDY}) for prompt in prompts]
         written = lm.write(asked)
         texts = {prompt: each.text.replace("\t", "    ") for prompt, each in zip(prompts, written, strict=True)}
-        samples = Path(folder) / "samples.jsonl"
-        _samples(name, samples, texts)
-        judged = score_samples(name, samples, path, workers)
+        key = key_of("judged", path.read_text(encoding="utf-8"), texts)
+        if key not in lm.journal:  # judging takes minutes, and a busy machine may judge what is slow otherwise
+            samples = Path(folder) / "samples.jsonl"
+            _samples(name, samples, texts)
+            lm.journal.add(key, judged=score_samples(name, samples, path, workers))
+        judged = lm.journal[key]["judged"]
     entries = [lm.entry(*each) for each in asked]
     kept = ("text", "tokens", "finish_reason", "error", "seconds", "prompt_tokens")
     return Outcome(

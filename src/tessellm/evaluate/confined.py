@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 
@@ -20,6 +21,7 @@ REFUSED = 97
 _NAMESPACES = 0x10000000 | 0x40000000 | 0x20000000 | 0x08000000  # user, network, process, IPC
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 _NO_NEW_PRIVILEGES = 38
+_END_WITH_PARENT = 1
 _WRITING = 0b1111111110010  # Landlock's rights to write, remove and make files of any kind, of its first version
 _REFER, _TRUNCATE = 1 << 13, 1 << 14  # added by versions 2 and 3
 _PATH_BENEATH = 1
@@ -72,8 +74,10 @@ def main() -> int:
     except (OSError, AttributeError) as error:
         print(f"cannot confine it: {error}", file=sys.stderr)
         return REFUSED
+    _libc.prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)  # whoever asked may be killed
     child = os.fork()  # the first process of the new namespace: when it ends, all that it started end
     if child == 0:
+        _libc.prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         os.chdir(scratch)
         os.execv(program[0], program)
     _, status = os.waitpid(child, 0)

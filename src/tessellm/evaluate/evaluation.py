@@ -170,7 +170,7 @@ def check_folder(folder: Path, what: dict[str, Any]) -> None:
                 f"{folder} holds another evaluation (see {path}): other models, tasks or data. Choose another folder"
             )
         return
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(not entry.name.startswith(f".{path.name}.") for entry in folder.iterdir()):
         raise CheckpointError(f"{folder} exists and holds something else. Choose another name, or remove it")
     write_text(path, text)
 

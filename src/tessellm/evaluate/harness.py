@@ -119,16 +119,16 @@ class ComposedLM(TemplateLM):
 
     def write(self, prompts: Sequence[tuple[str, dict[str, Any]]]) -> list[Written]:
         """What follows each prompt, under lm-eval's generation arguments."""
-        keys = [self._key(*prompt) for prompt in prompts]
-        missing = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.journal}
-        asks = [self._ask(*prompt) for prompt in missing.values()]
-        names, since = list(missing), time.monotonic()
-        for number, written in self.writer.write(asks):
+        every = {self._key(*prompt): prompt for prompt in prompts}
+        keys, asks = list(every), [self._ask(*prompt) for prompt in every.values()]
+        missing = {number for number, key in enumerate(keys) if key not in self.journal}
+        since = time.monotonic()
+        for number, written in self.writer.write(asks, missing):
             now = time.monotonic()  # what one problem took alone is not defined in a batch; the sum is
-            self.journal.add(names[number], **vars(written), prompt_tokens=len(asks[number].ids), seconds=now - since)
+            self.journal.add(keys[number], **vars(written), prompt_tokens=len(asks[number].ids), seconds=now - since)
             since = now
             self.progress(1)
-        return [_written(self.journal[key]) for key in keys]
+        return [_written(self.journal[self._key(*prompt)]) for prompt in prompts]
 
     def entry(self, prompt: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """What the journal holds of a prompt that was written."""

@@ -2,11 +2,15 @@
 
 By the fast engine; by model.py where the engine cannot run the composition. A prompt that fails does not end the
 others. Stop texts end a continuation while it is decoded.
+
+How numbers are rounded depends on what is computed together, and a tie within rounding may fall either way. So prompts
+are written in blocks that start alike whatever came before, and of a block that was cut short all is written again:
+a run that was killed ends with the texts of one that was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,6 +21,8 @@ from ..decoding.sampling import Sampling
 from ..errors import EngineError, TessellmError
 from ..generation import finished, tokenizer_of
 from ..model import ComposedForCausalLM
+
+BLOCK = 16  # batches that are written together
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Written:
 
 
 class Writer:
-    """Writes with one composition; the engine is kept between calls, where it has room."""
+    """Writes with one composition."""
 
     def __init__(
         self,
@@ -50,18 +56,25 @@ class Writer:
         self.model, self.batch_size, self.note = model, batch_size, note
         self.tokenizer = tokenizer_of(model)
         self.use_engine = engine != "reference"
-        self._engine: Engine | None = None
 
-    def write(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Written]]:
-        """Continue all of them; each with its number, as soon as it has ended."""
-        good = []
+    def write(self, asks: Sequence[Ask], wanted: Container[int] | None = None) -> Iterator[tuple[int, Written]]:
+        """Continue all of them, or those whose numbers are wanted; each with its number, as soon as it has ended."""
+        wanted = range(len(asks)) if wanted is None else wanted
+        good = [number for number, ask in enumerate(asks) if not self._problem(ask)]
+        engine: Engine | None = None
         for number, ask in enumerate(asks):
-            if problem := self._problem(ask):
+            if number in wanted and (problem := self._problem(ask)):
                 yield number, Written("", 0, "error", problem)
-            else:
-                good.append(number)
-        engine = self._engine_for([asks[number] for number in good])
-        yield from self._by_engine(engine, asks, good) if engine else self._by_reference(asks, good)
+        for start in range(0, len(good), BLOCK * self.batch_size):
+            block = good[start : start + BLOCK * self.batch_size]
+            if not any(number in wanted for number in block):
+                continue
+            engine = engine or self._engine_for([asks[number] for number in good])
+            if engine is not None:
+                engine.prefixes.forget()
+            for number, written in self._by_engine(engine, asks, block) if engine else self._by_reference(asks, block):
+                if number in wanted:
+                    yield number, written
 
     def _problem(self, ask: Ask) -> str | None:
         limit = self.model.config.max_position_embeddings
@@ -72,18 +85,17 @@ class Writer:
         return None
 
     def _engine_for(self, asks: Sequence[Ask]) -> Engine | None:
-        if not asks or not self.use_engine:
+        """An engine for all of them, whether or not they are wanted: a larger one adds in another order."""
+        if not self.use_engine:
             return None
         longest = max(len(ask.ids) + ask.request.max_new_tokens for ask in asks)
-        slots = min(self.batch_size, len(asks))
-        if self._engine is None or self._engine.context < longest or len(self._engine.in_slot) < slots:
-            room = Request(max_new_tokens=longest - max(len(ask.ids) for ask in asks))
-            try:
-                self._engine = engine_for(self.model, [ask.ids for ask in asks], room, self.batch_size)
-            except EngineError as error:
-                self.use_engine = False
-                self.note(str(error))
-        return self._engine if self.use_engine else None
+        room = Request(max_new_tokens=longest - max(len(ask.ids) for ask in asks))
+        try:
+            return engine_for(self.model, [ask.ids for ask in asks], room, self.batch_size)
+        except EngineError as error:
+            self.use_engine = False
+            self.note(str(error))
+        return None
 
     def _by_engine(self, engine: Engine, asks: Sequence[Ask], good: Sequence[int]) -> Iterator[tuple[int, Written]]:
         running = {engine.submit(asks[number].ids, _sampling(asks[number].request)): number for number in good}
