@@ -30,7 +30,7 @@ def reproduce(
 
     if listing:
         for known, experiment in EXPERIMENTS.items():
-            out.print(f"{known:<16} {'--all' if experiment.in_all else '':<6} {experiment.summary}", soft_wrap=True)
+            out.print(f"{known:<16} {'--all' if experiment.paper else '':<6} {experiment.summary}", soft_wrap=True)
         return
     names = chosen(name, everything)
     results = []

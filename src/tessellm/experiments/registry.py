@@ -18,12 +18,12 @@ SIZES = ("cpu", "full")
 
 @dataclass(frozen=True)
 class Experiment:
-    """`paper` says what of the paper it checks; those without are ours. `--all` runs the paper's and quick ones."""
+    """`paper` says what of the first paper it checks, and `--all` runs those that do; the others are ours, or the
+    second paper's."""
 
     module: str
     summary: str
     paper: str = ""
-    in_all: bool = True
 
 
 EXPERIMENTS = {
@@ -58,22 +58,18 @@ EXPERIMENTS = {
         "Definition 5, Eq. 5",
     ),
     "many-experts": Experiment(
-        "letters.many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not", in_all=False
+        "letters.many_experts", "letters with 1 to 13 experts: where Eq. 2 collapses, and what does not"
     ),
-    "skills": Experiment(
-        "skills.experiment", "chains of skills, each by its own expert, in four training regimes", in_all=False
-    ),
+    "skills": Experiment("skills.experiment", "chains of skills, each by its own expert, in four training regimes"),
     "blending": Experiment("styles.blending", "which rules still compose content and style on the same token"),
-    "endings": Experiment("skills.endings", "members that end differently: who may stop", in_all=False),
-    "scale": Experiment(
-        "scale.experiment", "one network on many combinations: when it masters those it never saw", in_all=False
-    ),
+    "endings": Experiment("skills.endings", "members that end differently: who may stop"),
+    "scale": Experiment("scale.experiment", "one network on many combinations: when it masters those it never saw"),
     "neurons": Experiment("neurons.experiment", "weights built from the teacher: how many neurons the tasks need"),
     "bridge": Experiment(
-        "bridge.experiment", "one model trained on more combinations, or experts that saw none, composed", in_all=False
+        "bridge.experiment", "one model trained on more combinations, or experts that saw none, composed"
     ),
     "images": Experiment(
-        "images.experiment", "pictures of known parts: do layers announce the combinations that fail?", in_all=False
+        "images.experiment", "pictures of known parts: do layers announce the combinations that fail?"
     ),
     "prediction": Experiment(
         "prediction.experiment", "the diagnosis on unlabelled prompts against measured accuracy, 204 compositions"
@@ -88,7 +84,7 @@ def chosen(name: str | None, everything: bool) -> list[str]:
         raise TessellmError("expected the name of one experiment, or --all; --list names them")
     if name is not None and name not in EXPERIMENTS:
         raise TessellmError(f"unknown experiment {name!r}; {nearest(name, EXPERIMENTS)}")
-    return [each for each, experiment in EXPERIMENTS.items() if experiment.in_all] if name is None else [name]
+    return [each for each, experiment in EXPERIMENTS.items() if experiment.paper] if name is None else [name]
 
 
 def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
