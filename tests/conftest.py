@@ -194,7 +194,16 @@ def browser() -> Iterator[Any]:
 def press_ctrl_c(*_: object) -> str:
     """As if someone pressed it now; heard even where the tests are a background job, which a shell makes deaf to it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
+    return _interrupted(signal.SIGINT)
+
+
+def told_to_end(*_: object) -> str:
+    """As if `kill` were run now."""
+    return _interrupted(signal.SIGTERM)
+
+
+def _interrupted(number: signal.Signals) -> str:
+    signal.raise_signal(number)
     time.sleep(10)  # which it interrupts
     return ""
 

@@ -150,8 +150,23 @@ BAD: dict[str, Case] = {
     ),
     "unknown dtype": Case(nothing, "generate done hi --dtype bfloat15", ("did you mean 'bfloat16'?",)),
     "unknown device": Case(nothing, "generate done hi --device tpu7", ("member 'base'", "tpu7")),
-    "answers into a folder": Case(
-        nothing, "generate done hi --max-new-tokens 2 --json base", ("base could not be written",)
+    "answers into a folder": Case(nothing, "generate done hi --json base", ("base could not be written: it is a",)),
+    "answers where nothing can be made": Case(
+        nothing, "generate ./nowhere hi --json /proc/none/a.json", ("a.json could not be written: No such file",)
+    ),
+    "answers inside a file": Case(
+        nothing, "probe ./nowhere none --json recipe.yaml/a.json", ("a.json could not be written: Not a directory",)
+    ),
+    "answers under a name too long": Case(nothing, f"inspect ./nowhere --json {'n' * 300}", ("File name too long",)),
+    "a report into a folder": Case(nothing, "diagnose ./nowhere none -o base", ("base could not be written",)),
+    "a figure into a folder": Case(nothing, "bench --shapes llama-tiny --figure base", ("base could not be written",)),
+    "results inside a file": Case(nothing, "reproduce letters -o recipe.yaml", ("could not be written",)),
+    "too cold to sample": Case(
+        nothing, "generate done hi --temperature 1e-40", ("a temperature of 0, which decodes greedily", "got 1e-40")
+    ),
+    "too hot to sample": Case(nothing, "generate done hi --temperature inf", ("got inf",)),
+    "diagnosed too cold": Case(
+        prompts('"ab"'), "diagnose done p.jsonl --temperature 1e-40", ("of at least 0.0001; got 1e-40",)
     ),
     "texts too short": Case(prompts("a\nb", "dev.txt"), "tune done dev.txt", ("texts of at least two tokens",)),
     "prompt of a text no text": Case(
@@ -196,8 +211,7 @@ def test_one_message_exit_two_nothing_written(
     assert "Traceback" not in ran.err
     for part in case.says:
         assert part in ran.err
-    if "could not be written" not in ran.err:  # then only the answer was there to write
-        assert ran.out == ""
+    assert ran.out == ""
     assert contents(tmp_path) == before
 
 

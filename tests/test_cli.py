@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import tessellm
 from tessellm.continuations import Streamer
 
-from conftest import character_tokenizer, press_ctrl_c
+from conftest import character_tokenizer, press_ctrl_c, told_to_end
 
 Cli = Callable[..., Any]
 
@@ -239,11 +239,14 @@ def test_real_processes_say_only_what_was_asked(out: Path, recipe: Path) -> None
     assert (stderr, closed.returncode) == ("", 1)
 
 
-def test_ctrl_c_leaves_nothing_behind(cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessellm.checkpoint.model_card", press_ctrl_c)
+@pytest.mark.parametrize(("stop", "code"), [(press_ctrl_c, 130), (told_to_end, 143)])
+def test_stopping_it_leaves_nothing_behind(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Callable[..., str], code: int
+) -> None:
+    monkeypatch.setattr("tessellm.checkpoint.model_card", stop)
     before = sorted(tmp_path.rglob("*"))
     ran = cli("compose", recipe, "-o", tmp_path / "new" / "out", "--self-contained", "--json", tmp_path / "json")
-    assert ran.code == 130
+    assert ran.code == code
     assert ran.out == ""
     assert "Traceback" not in ran.err
     assert sorted(tmp_path.rglob("*")) == before

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
+from tessellm.errors import GenerationError
+
 from test_model import composition, family, random_ids
 
 FAMILIES = [["gpt2"] * 3, ["llama"] * 3, ["gemma2"] * 3, ["qwen2", "gpt2", "llama"]]
@@ -139,6 +141,15 @@ def chi_square_p_value(count_V: torch.Tensor, p_V: torch.Tensor) -> float:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("temperature", [1e-40, 9e-5, math.inf])
+def test_a_temperature_that_leaves_no_law_is_refused(temperature):
+    model, ids = composition(family(["llama"] * 2)), random_ids(1, 4)
+    with pytest.raises(GenerationError, match=r"decodes greedily, or of at least 0.0001"):
+        run(model, ids, do_sample=True, temperature=temperature)
+    coldest = run(model, ids, do_sample=True, temperature=1e-4, top_k=0)
+    assert torch.equal(coldest, run(model, ids))
+
+
 def test_speculative_sampling_follows_the_exact_distribution():
     """First tokens of assisted sampling, where a draft of the base may have been accepted or refused."""
     model = composition(family(["llama"] * 3), [1.0, 0.8])

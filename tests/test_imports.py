@@ -16,7 +16,8 @@ HEAVY = ["vllm", "lm_eval", "evalplus", "mergekit", "fastapi", "uvicorn", "matpl
 LAYERS = [  # a module imports from its own layer and from those above it in this list
     {"config", "errors"},
     {"rules", "evidence", "gates", "termination"},
-    {"sources", "files", "provenance", "stamps", "rows", "quantized", "speakers", "vocabulary", "vocabulary_notes"},
+    {"sources", "files", "provenance", "stamps", "rows", "quantized"},
+    {"speakers", "temperature", "vocabulary", "vocabulary_notes"},
     {"cache", "shared_tensors"},
     {"model"},
     {"adapters", "members", "model_card"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 
 import typer
@@ -51,10 +52,16 @@ def _be_quiet() -> None:
         huggingface_hub.utils.disable_progress_bars()
 
 
+def _ended(number: int, _: object) -> None:
+    """Told to end: what was being written is cleared away on the way out."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The entry point: errors of ours become one message and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _be_quiet()
+    before = signal.signal(signal.SIGTERM, _ended)
     try:
         app()
     except TessellmError as error:
@@ -63,6 +70,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

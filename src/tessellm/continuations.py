@@ -47,6 +47,9 @@ class Request:
     stop: tuple[str, ...] = ()
     chat: bool = False
 
+    def __post_init__(self) -> None:
+        Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)  # which says what cannot be asked for
+
 
 def engine_for(
     model: ComposedForCausalLM, rows: Sequence[Sequence[int]], request: Request, batch_size: int = 8

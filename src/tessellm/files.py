@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import EISDIR
 from pathlib import Path
 from threading import get_ident
 
@@ -23,7 +24,7 @@ def new_directory(target: Path, replaceable: Callable[[Path], bool]) -> Iterator
     """
     target = Path(os.path.realpath(target))  # a link stays, what it points to is replaced
     check_target(target, replaceable)
-    scratch = target.parent / f".{target.name}.{os.getpid()}-{get_ident()}.tmp"
+    scratch = _scratch(target)
     made = [folder for folder in target.parents if not folder.exists()]
     try:
         scratch.mkdir(parents=True)
@@ -50,18 +51,49 @@ def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
         raise CheckpointError(f"{target} cannot be made in {parent}: {why}. Choose another place")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done. What is there stays as it is."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        if not _is_device(path):
+            target = Path(os.path.realpath(path))
+            parent = next(folder for folder in target.parents if folder.exists())
+            trial = _scratch(parent / target.name)
+            trial.touch()
+            trial.unlink()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} could not be written: {_reason(error)}. Choose another place") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step; a device or a pipe, which cannot be replaced, as it is."""
+    scratch = None
+    try:
+        if _is_device(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        target = Path(os.path.realpath(path))  # a link stays
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(target)
+        scratch = _scratch(target)
         scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
+        scratch.replace(target)
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}") from error
     finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
+        if scratch is not None:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    """/dev/stdout and its like, pipes: there, and neither a file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _scratch(target: Path, kind: str = "") -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}-{get_ident()}{kind}.tmp")
 
 
 def _reason(error: Exception) -> str:
@@ -80,7 +112,7 @@ def _make_readable(folder: Path) -> None:
 
 
 def _swap(scratch: Path, target: Path) -> None:
-    old = target.parent / f".{target.name}.{os.getpid()}-{get_ident()}.old.tmp"
+    old = _scratch(target, ".old")
     if target.exists():
         target.rename(old)
     try:
@@ -93,7 +125,7 @@ def _swap(scratch: Path, target: Path) -> None:
 
 
 def _clear_leftovers(target: Path) -> None:
-    """What killed processes left behind: half-written folders go, a folder that was being replaced comes back."""
+    """What killed processes left behind: what is half-written goes, a folder that was being replaced comes back."""
     ours = re.compile(rf"\.{re.escape(target.name)}\.(\d+)(?:-\d+)?(\.old)?\.tmp")
     for leftover in list(target.parent.iterdir()):
         found = ours.fullmatch(leftover.name)
@@ -101,8 +133,10 @@ def _clear_leftovers(target: Path) -> None:
             continue
         if leftover.name.endswith(".old.tmp") and not target.exists():
             leftover.rename(target)
-        else:
+        elif leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -20,6 +20,7 @@ from .config import ComposedConfig
 from .errors import MemberError, PromptError
 from .rows import kept_rows, mask_rows, time_slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
+from .temperature import check_temperature
 from .termination import Terminated
 from .vocabulary import Alignment
 
@@ -257,6 +258,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         """What `generate` needs for one model, prepared for each member by itself."""
+        if generation_config.do_sample and generation_config.temperature is not None:
+            check_temperature(generation_config.temperature)
         arguments = (generation_mode, batch_size, max_cache_length)
         if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
             GenerationMixin._prepare_cache_for_generation(cast(Any, self), generation_config, model_kwargs, *arguments)

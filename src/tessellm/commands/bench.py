@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, err, load, out, readable_size, write_json
+from .shared import PLAIN, Device, Dtype, JsonPath, err, load, out, readable_size, writable, write_json
 
 
 def bench(
@@ -34,7 +34,7 @@ def bench(
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
-    figure: Annotated[Path | None, typer.Option(help="Also draw the sweep into this file.")] = None,
+    figure: Annotated[Path | None, typer.Option(callback=writable, help="Also draw the sweep into this file.")] = None,
 ) -> None:
     """Measure decoding. Example: tessellm bench --shapes llama-512 --experts 2 --batch 1 --batch 8"""
     import torch

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
+from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, out, writable, write_json
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
@@ -22,7 +22,9 @@ def diagnose(
         Path,
         typer.Argument(metavar="PROMPTS", help="A file: .jsonl with prompt, text or both, .json, or lines of prompts."),
     ],
-    report: Annotated[Path | None, typer.Option("--out", "-o", help="Write the HTML report here.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--out", "-o", callback=writable, help="Write the HTML report here.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How much is written after a prompt.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from .shared import JsonPath, err, out, write_json
+from .shared import JsonPath, err, out, writable, write_json
 
 MARKS = {True: "holds", False: "does not hold", None: "measured"}
 
@@ -33,6 +33,8 @@ def reproduce(
             out.print(f"{known:<16} {'--all' if experiment.paper else '':<6} {experiment.summary}", soft_wrap=True)
         return
     names = chosen(name, everything)
+    for each in names:
+        writable(directory / f"{each}.json")
     results = []
     for number, each in enumerate(names, 1):
         err.print(f"{each} ({number} of {len(names)})", markup=False)

@@ -15,7 +15,17 @@ out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight
 
 PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
 
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+
+def writable(path: Path | None) -> Path | None:
+    """A file that will be written when the work is done: said now if it cannot be."""
+    from ..files import check_file
+
+    if path is not None:
+        check_file(path)
+    return path
+
+
+JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="Also write the result to this file.")]
 ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe.")]
 Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, cuda:1, auto, …")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored if not given.")]

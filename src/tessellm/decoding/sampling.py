@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GenerationError
+from ..temperature import COLDEST, check_temperature
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise GenerationError(f"expected at least one new token; got max_new_tokens={self.max_new_tokens}")
-        if not (self.temperature == 0 or 1e-4 <= self.temperature < float("inf")):
-            raise GenerationError(f"expected a temperature of 0, or of at least 1e-4; got {self.temperature}")
+        check_temperature(self.temperature)
         if not 0 < self.top_p <= 1:
             raise GenerationError(f"expected 0 < top_p ≤ 1; got {self.top_p}")
         if not 0 <= self.seed < 2**63:
@@ -55,7 +55,7 @@ def choose(logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, noise_B: Ten
     greedy_B = logp_BV.argmax(-1)
     if how == "greedy":
         return greedy_B
-    warm_BV = logp_BV / temperature_B.clamp_min(1e-4)[:, None].to(logp_BV.dtype)
+    warm_BV = logp_BV / temperature_B.clamp_min(COLDEST)[:, None].to(logp_BV.dtype)
     probability_BV = warm_BV.softmax(-1)
     if how == "nucleus":
         sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)

@@ -18,6 +18,7 @@ from ..errors import GenerationError, PromptError
 from ..generation import tokenizer_of
 from ..model import ComposedForCausalLM
 from ..rules import RULES
+from ..temperature import COLDEST
 from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
 from .choices import Piece, Written, pieces
 from .metrics import Metrics
@@ -30,7 +31,6 @@ from .settings import Settings
 from .texts import Text
 from .voices import Speaker, Speakers, top
 
-COLDEST = 1e-4  # a temperature below this is greedy
 NARROWEST = 1e-9  # a top_p below this leaves the likeliest token
 
 log = logging.getLogger("tessellm.serve")
