@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +29,21 @@ class Generated:
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     """Prompts from the command line (- is standard input) and from a file."""
-    import sys
-
-    found = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
+    found = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
+    for number, prompt in enumerate(found, 1):
+        check_characters(prompt, f"prompt {number}")
     if file is not None:
         found += read_texts(file, "prompt")
     if not found:
         raise PromptError("no prompt was given. Expected prompts as arguments, or --file with one a line")
     return found
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise PromptError("standard input cannot be read: it is not UTF-8 text") from error
 
 
 def read_texts(path: Path, key: str) -> list[str]:
@@ -56,19 +64,21 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
     return [(where, read()) for where, read in entries(path)]
 
 
-def entries(path: Path) -> list[tuple[str, Callable[[], Any]]]:
-    """Where in the file, and how to read what is there; reading an entry that is malformed raises PromptError."""
+def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[], Any]]]:
+    """Where in the file, and how to read what is there; reading an entry that is malformed raises PromptError. The
+    name says which kind of file it is, unless `suffix` does."""
+    suffix = path.suffix if suffix is None else suffix
     try:
         content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from error
-    if path.suffix == ".json":
+    if suffix == ".json":
         found = _parse(_decoded(content, str(path)), str(path))
         if not isinstance(found, list):
             raise PromptError(f"{path}: expected a list; got {type(found).__name__}")
         return [(f"{path}, entry {number}", partial(_same, entry)) for number, entry in enumerate(found, 1)]
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    read = _parsed_line if path.suffix == ".jsonl" else _decoded
+    read = _parsed_line if suffix == ".jsonl" else _decoded
     return [(where, partial(read, line.removesuffix(b"\r"), where)) for where, line in lines]
 
 
@@ -90,7 +100,7 @@ def _parsed_line(line: bytes, where: str) -> Any:
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{where}: no valid JSON ({error})") from error
 
 
@@ -98,7 +108,18 @@ def _text_of(entry: Any, key: str, where: str) -> str:
     text = entry.get(key) if isinstance(entry, dict) else entry
     if not isinstance(text, str):
         raise PromptError(f'{where}: expected {{"{key}": "…"}} or a string')
+    check_characters(text, where)
     return text
+
+
+def check_characters(text: str, where: str) -> None:
+    """JSON can hold half a character (\\ud800), which no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{where}: character {error.start + 1} is half a character ({text[error.start]!r})"
+        ) from error
 
 
 def tokenizer_of(model: ComposedForCausalLM) -> Any:

@@ -14,7 +14,7 @@ import torch
 import tessellm
 from tessellm.diagnose.activations import block_names, matching, recorded
 from tessellm.diagnose.labelled import Labelled, read_labelled
-from tessellm.diagnose.probe import encode, probe
+from tessellm.diagnose.probe import encode, fitting, probe
 from tessellm.errors import MemberError, PromptError
 
 from conftest import build_model, save_member
@@ -153,6 +153,9 @@ def test_positions_are_spans_or_markers(tiny_tokenizer: Any) -> None:
     [
         ("{", "no valid JSON"),
         ("[1]", "got list"),
+        ("[" * 100_000, "no valid JSON"),
+        ('{"text": "a\\ud800", "labels": {"x": 1}}', "character 2 is half a character"),
+        ('{"text": "a", "labels": {"x": 1' + "0" * 400 + "}}", "must be a finite number or a text; got 1000"),
         ('{"text": "a"}', "'labels' must name at least one constituent; got nothing"),
         ('{"text": "", "labels": {"x": 1}}', "'text' must be a text that is not empty"),
         ('{"text": "a", "labels": {"x": NaN}}', "must be a finite number or a text; got nan"),
@@ -175,6 +178,25 @@ def test_malformed_lines_are_named_or_skipped(tmp_path: Path, line: str, reason:
     examples, problems = read_labelled(path, skip_malformed=True)
     assert [example.text for example in examples] == ["a", "b"]
     assert len(problems) == 1
+
+
+def test_lines_that_are_no_text_are_named_or_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "data"  # whatever its name
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a", "labels": {"x": 1}}\r\n\xff\xfe\n{"text": "b", "labels": {"x": 2}}')
+    with pytest.raises(PromptError, match="line 2 cannot be read: it is not UTF-8"):
+        read_labelled(path)
+    examples, problems = read_labelled(path, skip_malformed=True)
+    assert [(each.text, each.where) for each in examples] == [("a", f"{path}, line 1"), ("b", f"{path}, line 3")]
+    assert len(problems) == 1
+
+
+def test_texts_that_do_not_fit_are_left_out_if_asked(tiny_tokenizer: Any, make_model: Any) -> None:
+    given = [Labelled("ab", {"x": 1.0}), Labelled("a" * 200, {"x": 1.0}, where="here, line 2")]
+    kept, problems = fitting(make_model("llama"), tiny_tokenizer, given)
+    assert kept == given[:1]
+    assert problems == ["here, line 2 has 200 tokens; the model's context is 128"]
+    with pytest.raises(PromptError, match="none of the examples; here, line 2"):
+        fitting(make_model("llama"), tiny_tokenizer, given[1:])
 
 
 def test_what_cannot_be_judged_is_refused(tiny_tokenizer: Any, make_model: Any, tmp_path: Path) -> None:

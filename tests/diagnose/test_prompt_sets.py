@@ -41,6 +41,9 @@ BAD = {
     '{"prompt": 3}': "prompt should be a string; got 3",
     '{"prompt": "a", "text": null}': "text should be a string; got None",
     '""': "the prompt is empty",
+    '{"prompt": "a", "text": ""}': "the text is empty. Leave it out",
+    "[" * 100_000: "no valid JSON (maximum recursion depth",
+    '"a\\ud800"': "character 2 is half a character",
     b'"\xff"': "it is not UTF-8 text",
 }
 
@@ -57,6 +60,17 @@ def test_malformed_lines_are_named_and_the_rest_runs_if_asked_to(tmp_path, line,
     examples, problems = read_examples(path, skip_malformed=True)
     assert [each.prompt for each in examples] == ["ab", "cd"]
     assert len(problems) == 1
+
+
+def test_texts_of_which_nothing_would_be_judged_are_named():
+    given = [{"text": "a"}, {"text": "ab"}, {"prompt": "a", "text": "b"}]
+    model = composition("three")
+    with pytest.raises(PromptError, match=r"prompt 1: too short, it has 1 tokens; the first that is judged .* number 2"):
+        tessellm.diagnose(model, given)
+    assert tessellm.diagnose(model, given, skip_malformed=True).tokens == 2
+    model.tokenizer.add_tokens(["ab"])  # the prompt's last token and the text become one
+    with pytest.raises(PromptError, match="prompt 2: too short"):
+        tessellm.diagnose(model, given[1:])
 
 
 def test_many_problems_are_counted(tmp_path):

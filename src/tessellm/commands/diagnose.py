@@ -54,6 +54,8 @@ def diagnose(
         )  # fmt: skip
     for problem in (*problems, *found.skipped):
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
+    if found.texts == 1:
+        err.print("note: intervals say how much texts differ, and there is only one")
     out.print(_table(found))
     for advice in found.advice:
         out.print(f"• {escape(visible(advice.text))}", soft_wrap=True)

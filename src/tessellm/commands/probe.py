@@ -30,7 +30,7 @@ def probe(
     ] = None,
     folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
     random_weights: Annotated[bool, typer.Option(help="Also probe the architecture with random weights.")] = True,
-    skip_malformed: Annotated[bool, typer.Option(help="Leave malformed lines out instead of stopping.")] = False,
+    skip_malformed: Annotated[bool, typer.Option(help="Leave out lines that are malformed or too long.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     batch_size: Annotated[int, typer.Option(min=1)] = 16,
     device: Device = None,
@@ -42,13 +42,18 @@ def probe(
     Example: tessellm probe out colours.jsonl --layer 'model.layers.*' --json scores.json
     """
     from ..diagnose.labelled import read_labelled
+    from ..diagnose.probe import fitting
     from ..diagnose.probe import probe as measure
     from ..diagnose.probed import load_any
+    from ..diagnose.shown import visible
 
     examples, problems = read_labelled(data, skip_malformed)
-    for problem in problems:
-        err.print(f"skipped: {escape(problem)}", soft_wrap=True)
     loaded, tokenizer = load_any(model, device, dtype)
+    if skip_malformed and tokenizer is not None:
+        examples, unread = fitting(loaded, tokenizer, examples)
+        problems += unread
+    for problem in problems:
+        err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
     with err.status("loading") as status:
         found = measure(
             loaded, examples, layer or (), tokenizer, folds, random_weights, seed, batch_size,
@@ -60,6 +65,8 @@ def probe(
 
 
 def _table(found: list[Decodability]) -> Table:
+    from ..diagnose.shown import visible
+
     members = any(row.member for row in found)
     columns = [
         *(["member"] if members else []),
@@ -76,7 +83,7 @@ def _table(found: list[Decodability]) -> Table:
         score = row.score
         cells = [
             row.layer,
-            row.label,
+            visible(row.label, keep=""),
             f"{score.value:.3f}",
             f"{score.low:.2f} to {score.high:.2f}",
             f"{score.chance:.2f}",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError, nearest
+from ..generation import check_characters, entries
+from .prompts import shortened
 
+LARGEST = sys.float_info.max
 KEYS = ("text", "labels", "position", "group")
 
 
@@ -22,29 +24,21 @@ class Labelled:
     labels: dict[str, float | str]
     position: str | tuple[int, int] | None = None  # where to read: the last token, that of a span, or of a marker
     group: str | None = None  # examples of one group are never split between training and test; the text if None
+    where: str = ""
 
 
 def read_labelled(path: Path, skip_malformed: bool = False) -> tuple[list[Labelled], list[str]]:
     """The examples of a file, and what was wrong with the lines that were skipped. Unless asked to skip, the first
     malformed line is an error."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise PromptError(f"{path} cannot be read: {why}") from error
     examples: list[Labelled] = []
     problems: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for where, read in entries(path, ".jsonl"):
         try:
-            example = _parsed(line)
-            _check_same_labels(example, examples)
-            examples.append(example)
-        except ValueError as error:
-            problems.append(f"{path}, line {number}: {error}")
+            examples.append(_as_example(read(), where, examples))
+        except PromptError as error:
+            problems.append(str(error))
             if not skip_malformed:
-                raise PromptError(problems[0]) from error
+                raise
     if not examples:
         raise PromptError(
             f'{path} holds no examples. Expected lines such as {{"text": "…", "labels": {{"colour": "red"}}}}'
@@ -52,11 +46,16 @@ def read_labelled(path: Path, skip_malformed: bool = False) -> tuple[list[Labell
     return examples, problems
 
 
-def _parsed(line: str) -> Labelled:
+def _as_example(entry: Any, where: str, earlier: Sequence[Labelled]) -> Labelled:
     try:
-        entry = json.loads(line)
+        example = _parsed(entry, where)
+        _check_same_labels(example, earlier)
     except ValueError as error:
-        raise ValueError(f"no valid JSON ({error})") from error
+        raise PromptError(f"{where}: {error}") from error
+    return example
+
+
+def _parsed(entry: Any, where: str) -> Labelled:
     if not isinstance(entry, dict):
         raise ValueError(f'expected {{"text": …, "labels": …}}; got {_kind(entry)}')
     for key in entry:
@@ -65,23 +64,24 @@ def _parsed(line: str) -> Labelled:
     text, labels = entry.get("text"), entry.get("labels")
     if not isinstance(text, str) or not text:
         raise ValueError(f"'text' must be a text that is not empty; got {_kind(text)}")
+    check_characters(text, where)
     if not isinstance(labels, dict) or not labels:
         raise ValueError(f"'labels' must name at least one constituent; got {_kind(labels)}")
     group = entry.get("group")
     if group is not None and not isinstance(group, str | int):
         raise ValueError(f"'group' must be a text or a whole number; got {_kind(group)}")
     values = {name: _label(name, value) for name, value in labels.items()}
-    return Labelled(text, values, _position(entry.get("position"), text), None if group is None else str(group))
+    return Labelled(text, values, _position(entry.get("position"), text), None if group is None else str(group), where)
 
 
 def _label(name: str, value: Any) -> float | str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float) and isfinite(value):
+    if isinstance(value, int | float) and abs(value) <= LARGEST:
         return float(value)
     if isinstance(value, str) and value:
         return value
-    raise ValueError(f"label {name!r} must be a finite number or a text; got {value!r}")
+    raise ValueError(f"label {name!r} must be a finite number or a text; got {shortened(value)}")
 
 
 def _position(value: Any, text: str) -> str | tuple[int, int] | None:

@@ -126,23 +126,38 @@ def decode(
 
 def encode(tokenizer: Any, examples: Sequence[Labelled], limit: int | None) -> tuple[list[list[int]], list[int]]:
     """Token ids of every text, and the token at which to read it."""
-    rows, positions = [], []
-    spans = getattr(tokenizer, "is_fast", False)
-    if not spans and any(example.position is not None for example in examples):
-        raise PromptError("this tokenizer does not say where its tokens stand in the text; leave 'position' out")
+    found = [_encoded(tokenizer, example, limit, number) for number, example in enumerate(examples, 1)]
+    return [row for row, _ in found], [position for _, position in found]
+
+
+def fitting(model: Any, tokenizer: Any, examples: Sequence[Labelled]) -> tuple[list[Labelled], list[str]]:
+    """The examples that the model can read, and what is wrong with the others."""
+    kept, problems = [], []
     for number, example in enumerate(examples, 1):
-        encoded = tokenizer(example.text, return_offsets_mapping=spans)
-        row = list(encoded["input_ids"])
-        if not row:
-            raise PromptError(f"example {number} has no tokens: {example.text!r}")
-        if limit and len(row) > limit:
-            raise PromptError(f"example {number} has {len(row)} tokens; the model's context is {limit}")
-        rows.append(row)
-        positions.append(_token_at(encoded["offset_mapping"], example, number) if spans else len(row) - 1)
-    return rows, positions
+        try:
+            _encoded(tokenizer, example, _context_of(model), number)
+            kept.append(example)
+        except PromptError as error:
+            problems.append(str(error))
+    if not kept:
+        raise PromptError(f"the model can read none of the examples; {problems[0]}")
+    return kept, problems
 
 
-def _token_at(offsets: Sequence[tuple[int, int]], example: Labelled, number: int) -> int:
+def _encoded(tokenizer: Any, example: Labelled, limit: int | None, number: int) -> tuple[list[int], int]:
+    where, spans = example.where or f"example {number}", getattr(tokenizer, "is_fast", False)
+    if not spans and example.position is not None:
+        raise PromptError("this tokenizer does not say where its tokens stand in the text; leave 'position' out")
+    encoded = tokenizer(example.text, return_offsets_mapping=spans)
+    row = list(encoded["input_ids"])
+    if not row:
+        raise PromptError(f"{where} has no tokens: {example.text!r}")
+    if limit and len(row) > limit:
+        raise PromptError(f"{where} has {len(row)} tokens; the model's context is {limit}")
+    return row, _token_at(encoded["offset_mapping"], example, where) if spans else len(row) - 1
+
+
+def _token_at(offsets: Sequence[tuple[int, int]], example: Labelled, where: str) -> int:
     if isinstance(example.position, str):
         start = example.text.rindex(example.position)
         span = start, start + len(example.position)
@@ -150,7 +165,7 @@ def _token_at(offsets: Sequence[tuple[int, int]], example: Labelled, number: int
         span = example.position or (0, len(example.text))
     inside = [t for t, (start, end) in enumerate(offsets) if start < span[1] and end > span[0] and end > start]
     if not inside:
-        raise PromptError(f"example {number}: no token stands at characters {span[0]} to {span[1]}")
+        raise PromptError(f"{where}: no token stands at characters {span[0]} to {span[1]}")
     return inside[-1]
 
 

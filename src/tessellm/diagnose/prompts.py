@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError
-from ..generation import entries
+from ..generation import check_characters, entries
 from ..model import ComposedForCausalLM
 
 SHOWN = 5
@@ -34,6 +34,9 @@ def as_example(entry: Any, where: str) -> Example:
     for key in ("prompt", "text"):
         if not isinstance(entry.get(key, ""), str):
             raise PromptError(f"{where}: {key} should be a string; got {shortened(entry[key])}")
+        check_characters(entry.get(key, ""), where)
+    if entry.get("prompt") and entry.get("text") == "":
+        raise PromptError(f"{where}: the text is empty. Leave it out to have the prompt continued")
     if not entry.get("prompt") and not entry.get("text"):
         raise PromptError(f"{where}: the prompt is empty")
     return Example(entry.get("prompt", ""), entry.get("text"), where)
@@ -65,17 +68,24 @@ def check_examples(
     problems: list[str] = []
     limit = model.config.max_position_embeddings
     for number, example in enumerate(examples, 1):
-        size = len(model.tokenizer(example.prompt + (example.text or ""))["input_ids"])
+        size = _tokens(model, example.prompt + (example.text or ""))
         needed = size + (max_new_tokens if example.text is None else 0)
+        before = max(1, _tokens(model, example.prompt)) if example.text is not None else 0
         name = example.where or f"prompt {number}"
-        if size < (1 if example.text is None else 2):
-            problems.append(f"{name}: too short, it has {size} tokens")
+        if size <= before:
+            problems.append(
+                f"{name}: too short, it has {size} tokens; the first that is judged would be number {before + 1}"
+            )
         elif limit and needed > limit:
             written = f" and up to {max_new_tokens} more" if example.text is None else ""
             problems.append(f"{name}: {size} tokens{written}; the members' shortest context is {limit}")
         else:
             fits.append(example)
     return _kept(fits, problems, skip_malformed, "the prompts")
+
+
+def _tokens(model: ComposedForCausalLM, text: str) -> int:
+    return len(model.tokenizer(text)["input_ids"]) if text else 0
 
 
 def _kept(
