@@ -10,6 +10,7 @@ import tessellm
 from planted import composition, prompts
 from tessellm.diagnose.certificate import as_share
 from tessellm.diagnose.rates import new_text_limit, rate
+from tessellm.diagnose.trace import finite
 from tessellm.errors import PromptError
 
 from conftest import build_model
@@ -110,6 +111,12 @@ def test_it_is_json():
     assert content["texts"] == 12
     assert content["found"]["pairs"][0]["experts"] == ["three", "six"]
     assert content["certificate"]["holds"] is True
+
+
+def test_json_lacks_infinity_and_tuples():
+    assert finite({"epsilon": (0.5, float("inf")), "nan": [float("nan")], "clean": True}) == {
+        "epsilon": [0.5, None], "nan": [None], "clean": True,
+    }  # fmt: skip
 
 
 def test_without_a_tokenizer_it_says_so():

@@ -65,7 +65,9 @@ def test_malformed_lines_are_named_and_the_rest_runs_if_asked_to(tmp_path, line,
 def test_texts_of_which_nothing_would_be_judged_are_named():
     given = [{"text": "a"}, {"text": "ab"}, {"prompt": "a", "text": "b"}]
     model = composition("three")
-    with pytest.raises(PromptError, match=r"prompt 1: too short, it has 1 tokens; the first that is judged .* number 2"):
+    with pytest.raises(
+        PromptError, match=r"prompt 1: too short, it has 1 tokens; the first that is judged .* number 2"
+    ):
         tessellm.diagnose(model, given)
     assert tessellm.diagnose(model, given, skip_malformed=True).tokens == 2
     model.tokenizer.add_tokens(["ab"])  # the prompt's last token and the text become one

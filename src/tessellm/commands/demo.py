@@ -15,7 +15,7 @@ def demo(
     seed: int = 0,
     json_path: JsonPath = None,
 ) -> None:
-    """Make small experts, compose them, show the result and a picture."""
+    """Make small experts, compose them, show the result, a picture and a report. Example: tessellm demo -o demo"""
     from ..experiments.demo import run_demo
 
     write_json(json_path, run_demo(directory, seed, out))

@@ -9,6 +9,7 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ class Hearing:
     rule: Any
     weights: tuple[float, ...] | None
     stops: tuple[tuple[int, ...], ...] | None
+
+    @property
+    def plain(self) -> bool:
+        """Everyone is heard as is."""
+        return self.weights is None and self.stops is None
 
     def members(self, logp_MBTV: Tensor) -> Tensor:
         """The members' laws."""
@@ -47,7 +53,13 @@ class Hearing:
 
     def _ends(self, logp: Tensor) -> Ends:
         assert self.stops is not None
-        return ends_of(self.stops, logp.device)
+        return ends_on(self.stops, logp.device)
+
+
+@lru_cache(maxsize=64)
+def ends_on(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
+    """`ends_of`, made once: making it waits for the device."""
+    return ends_of(stops, device)
 
 
 def hearing_of(rule: Any) -> Hearing:

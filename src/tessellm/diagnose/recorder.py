@@ -38,7 +38,9 @@ class Recorder:
         if tokens_BT.shape[1] > 1:
             self._said.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
         self.blocks.append(statistics(logp_MBTV, composed_BTV, self.hearing, self.ends, why))
-        self._pending = logp_MBTV[:, :, -1:].clone(), composed_BTV[:, -1:].clone()
+        last_MB1V = logp_MBTV[:, :, -1:]
+        cut = last_MB1V.shape != logp_MBTV.shape  # a copy, so as not to hold the whole block
+        self._pending = last_MB1V.clone() if cut else last_MB1V, composed_BTV[:, -1:].clone()
 
     def _hear(self, token_B1: Tensor) -> None:
         if self._pending is not None:

@@ -141,9 +141,10 @@ PER_TOKEN = ("log_z", "clash", "novel", "gap", "gap_kl", "bound", "idle", "inter
 
 
 def finite(value: Any) -> Any:
+    """What JSON can hold: lists for tuples, null for infinity and NaN."""
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and value - value != 0 else value
 

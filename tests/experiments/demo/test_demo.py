@@ -55,12 +55,24 @@ def test_printed_tables_show_inputs_members_and_composition(demo: SimpleNamespac
 
 
 def test_files(demo: SimpleNamespace) -> None:
-    assert {path.name for path in demo.out.iterdir()} == {"members", "letters", "demo.png", "demo.json"}
+    assert {path.name for path in demo.out.iterdir()} == {"members", "letters", "demo.png", "report.html", "demo.json"}
     assert {path.name for path in (demo.out / "members").iterdir()} == set(MEMBERS)
     assert json.loads((demo.out / "demo.json").read_text(encoding="utf-8")) == demo.report
     header = (demo.out / "demo.png").read_bytes()[:24]
     assert header.startswith(b"\x89PNG")
     assert int.from_bytes(header[16:20], "big") == 1600
+
+
+def test_the_report_is_of_this_composition(demo: SimpleNamespace) -> None:
+    found, page = demo.report["diagnosis"], (demo.out / "report.html").read_text(encoding="utf-8")
+    assert found["members"] == list(MEMBERS)
+    assert found["texts"] == 32
+    assert found["clean"]
+    assert found["predicted"]["value"] > 0.95
+    assert found["certificate"]["holds"]
+    assert "<title>Diagnosis of a composition</title>" in page
+    assert all(name in page for name in EXPERTS)
+    assert str(demo.out / "report.html") in demo.printed
 
 
 def test_checkpoint_is_equation_2_of_the_members(demo: SimpleNamespace) -> None:

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 import tessellm
 
+from ...diagnose import Diagnosis
 from ...files import new_directory, write_text
 from ...rules import DEFAULT
 from ..threads import one_thread
@@ -54,6 +55,8 @@ LABELS = {"base": "base"} | {
 COMPOSED, BY_DEFAULT = "composed", "composed, default rule"
 EXAMPLES = ("HELLO MATH", "TOMATO JAM", "MARMALADE", "TEAM MATE", "I AM HERE", "QUICK FOX")
 FIGURE_EXAMPLE = "THAT MAMMOTH"
+REPORT = "report.html"
+DIAGNOSED = 26  # unseen strings, beside the examples
 TEST_SEED = 1 << 20  # far from the seeds of training
 
 
@@ -65,7 +68,7 @@ def run_demo(
     settings: LetterSettings | None = None,
     test_strings: int = 2000,
 ) -> dict[str, Any]:
-    """Runs the demo, writes checkpoints, a picture and demo.json into `out`, and returns what demo.json holds."""
+    """Runs the demo, writes checkpoints, a picture, a report and demo.json into `out`; returns what demo.json holds."""
     out, console, settings = Path(out), console or Console(), settings or LetterSettings()
     clock = _Clock()
     with new_directory(out, _is_demo) as folder, one_thread(), _no_loading_bars():
@@ -84,7 +87,11 @@ def run_demo(
         console.print(_accuracy_table(accuracies, test_strings))
         with clock.phase("draw"):
             draw(folder / "demo.png", models, tokenizer, FIGURE_EXAMPLE[: settings.max_length])
-        report = _report(seed, settings, test_strings, accuracies, clock)
+        with clock.phase("diagnose"), console.status("diagnosing the composition"):
+            found = diagnose_composition(composed, seed, settings)
+            write_text(folder / REPORT, found.to_html())
+        console.print(Text.assemble("Diagnosis: ", found.advice[0].text, "\n"), soft_wrap=True)
+        report = _report(seed, settings, test_strings, accuracies, clock) | {"diagnosis": found.to_dict()}
         write_text(folder / "demo.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     console.print(_next_commands(out, report["seconds"]["total"]), soft_wrap=True)
     return report
@@ -123,20 +130,31 @@ def evaluate(
     test_strings: int,
 ) -> dict[str, dict[str, float]]:
     """Exact match of every model at its own task and at the joint one; about a third of the letters need an expert."""
-    strings = sample_strings(
-        test_strings,
-        TEST_SEED + seed,
-        min_length=(settings.max_length + 1) // 2,
-        max_length=settings.max_length,
-        favoured="".join(JOINT),
-        share=0.3,
-    )
+    strings = unseen_strings(test_strings, seed, settings)
     accuracies = {}
     for name, model in models.items():
         answers = complete(model, tokenizer, strings)
         own = MEMBERS.get(name, JOINT)
         accuracies[name] = {"own": accuracy(answers, strings, own), "joint": accuracy(answers, strings, JOINT)}
     return accuracies
+
+
+def unseen_strings(count: int, seed: int, settings: LetterSettings) -> list[str]:
+    return sample_strings(
+        count,
+        TEST_SEED + seed,
+        min_length=(settings.max_length + 1) // 2,
+        max_length=settings.max_length,
+        favoured="".join(JOINT),
+        share=0.3,
+    )
+
+
+def diagnose_composition(composed: Any, seed: int, settings: LetterSettings) -> Diagnosis:
+    """On the printed examples and some unseen strings, without their answers."""
+    strings = [*(each[: settings.max_length] for each in EXAMPLES), *unseen_strings(DIAGNOSED, seed, settings)]
+    prompts = [string + END_OF_PROMPT for string in strings]
+    return tessellm.diagnose(composed, prompts, max_new_tokens=settings.max_length + 1, seed=seed)
 
 
 def draw(path: Path, models: Mapping[str, PreTrainedModel], tokenizer: PreTrainedTokenizerBase, string: str) -> None:
@@ -263,6 +281,7 @@ def _next_commands(out: Path, seconds: float) -> Text:
     expected = transform("HELLO MATH", JOINT)
     return Text.assemble(
         f"Done in {seconds:.0f} s. The picture is {out / 'demo.png'}. "
+        f"Who wrote which letter, and what interferes, is in {out / REPORT}. "
         f"The composition is a checkpoint, {out / 'letters'}:\n\n",
         (f'  tessellm generate {out / "letters"} "HELLO MATH>"', "bold"),
         (f"    # {expected}\n", "dim"),

@@ -1,0 +1,140 @@
+"""The one part of a trace that reads whole rows of log-probabilities: [members, rows, vocabulary] to a few numbers.
+
+On a CPU some rows at a time, so that what is read again and again stays in a core's cache; on other devices all at
+once. Nothing waits for the host.
+
+Shapes: M members (0 is the base), K experts, R rows, V vocabulary, N voices: members, then composed, C likeliest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..gates import IMPOSSIBLE, LOG_ZERO
+from ..rules import Product
+from .laws import Hearing
+
+TOP = 5
+TINY = 1e-38  # p log p is 0 where p is
+RAISED = 0.05  # nats: less is noise
+STEEPEST = 1e34  # larger ratios of probabilities overflow; so steep a one is far beyond any threshold
+BLOCK = 1 << 18  # log-probabilities that are read at a time on a CPU
+GROUP = 128  # neighbours whose largest is looked at first
+
+
+class Swept(NamedTuple):
+    """Of every row; what the names mean is said in statistics.py."""
+
+    divergence_RK: Tensor
+    jensen_shannon_RK: Tensor
+    total_variation_RK: Tensor
+    epsilon_RK: Tensor
+    log_z_R: Tensor
+    pair_log_z_RKK: Tensor
+    pair_accord_RKK: Tensor
+    away_RM: Tensor  # KL(p̂ ‖ p_m)
+    gap_R: Tensor
+    clash_R: Tensor
+    entropy_RN: Tensor
+    top_ids_RNC: Tensor
+    top_logprobs_RNC: Tensor
+    event_RN: Tensor | None  # log-probability of stopping, where that is an event of its own
+
+
+def sweep(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
+    members, rows, vocabulary = logp_MRV.shape
+    size = max(1, BLOCK // (members * vocabulary))
+    if logp_MRV.device.type != "cpu" or rows <= size:
+        return block(logp_MRV, composed_RV, hearing)
+    parts = zip(logp_MRV.split(size, 1), composed_RV.split(size), strict=True)
+    found = [block(logp, composed, hearing) for logp, composed in parts]
+    return Swept(*(None if each[0] is None else torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
+    law_MRV, spoken_RV = hearing.members(logp_MRV[:, None])[:, 0], hearing.composed(composed_RV[None])[0]
+    safe_MRV, prob_MRV, voice_RV = law_MRV.clamp_min(LOG_ZERO), law_MRV.exp(), spoken_RV.exp()
+    ratio_KRV = safe_MRV[1:] - safe_MRV[0]
+    entropy_MR = -torch.linalg.vecdot(prob_MRV, safe_MRV)
+    spoken_entropy_R = -torch.linalg.vecdot(voice_RV, spoken_RV.clamp_min(LOG_ZERO))
+    epsilon_KR = torch.maximum(ratio_KRV.amax(-1), -ratio_KRV.amin(-1))
+    score_RV = safe_MRV[0] + ratio_KRV.sum(0)
+    log_z_R = score_RV.logsumexp(-1)
+    top_MRC, member_ids_MRC = likeliest(logp_MRV)
+    top_RC, ids_RC = likeliest(composed_RV)
+    favourite_KR1 = member_ids_MRC[1:, :, :1] if hearing.plain else prob_MRV[1:].argmax(-1, keepdim=True)
+    pair_log_z_RKK, pair_accord_RKK = pairs(prob_MRV, ratio_KRV, favourite_KR1)
+
+    away_RM = (-spoken_entropy_R - torch.einsum("rv,mrv->mr", voice_RV, safe_MRV)).clamp_min_(0).T
+    clash_R = gap_R = distance_to(away_RM.argmin(-1), voice_RV, prob_MRV)
+    if hearing.stops is not None or not isinstance(hearing.rule, Product):
+        product_RV = score_RV.sub_(log_z_R[:, None]).exp_()
+        nearest_R = torch.einsum("rv,mrv->rm", product_RV, safe_MRV).argmax(-1)
+        clash_R = distance_to(nearest_R, product_RV, prob_MRV)
+    event_MR, spoken_R = hearing.event(law_MRV), hearing.event(spoken_RV)
+    return Swept(
+        divergence_RK=torch.linalg.vecdot(prob_MRV[1:], ratio_KRV).clamp_min_(0).T,
+        jensen_shannon_RK=jensen_shannon(prob_MRV, entropy_MR).T,
+        total_variation_RK=half_distance(prob_MRV[1:], prob_MRV[0]).T,
+        epsilon_RK=epsilon_KR.masked_fill_(epsilon_KR > -IMPOSSIBLE, torch.inf).T,
+        log_z_R=log_z_R,
+        pair_log_z_RKK=pair_log_z_RKK,
+        pair_accord_RKK=pair_accord_RKK,
+        away_RM=away_RM,
+        gap_R=gap_R,
+        clash_R=clash_R,
+        entropy_RN=torch.cat([entropy_MR, spoken_entropy_R[None]]).T,
+        top_ids_RNC=torch.cat([member_ids_MRC, ids_RC[None]]).transpose(0, 1),
+        top_logprobs_RNC=torch.cat([top_MRC, top_RC[None]]).transpose(0, 1),
+        event_RN=None if event_MR is None or spoken_R is None else torch.cat([event_MR, spoken_R[None]]).T,
+    )
+
+
+def half_distance(p: Tensor, q: Tensor) -> Tensor:
+    """Total variation."""
+    return (p - q).abs_().sum(-1) / 2
+
+
+def distance_to(member_R: Tensor, prob_RV: Tensor, prob_MRV: Tensor) -> Tensor:
+    rows = len(member_R)
+    at_R = member_R * rows + torch.arange(rows, device=member_R.device)
+    return half_distance(prob_RV, prob_MRV.flatten(0, 1).index_select(0, at_R))
+
+
+def likeliest(logp: Tensor) -> tuple[Tensor, Tensor]:
+    """The TOP largest of the last axis and where they are. They stand in the TOP groups with the largest heads, so on a
+    CPU, which sorts slowly, few numbers need to be sorted."""
+    size, count = logp.shape[-1], min(TOP, logp.shape[-1])
+    groups = size // GROUP
+    if logp.device.type != "cpu" or groups <= 2 * TOP:
+        return logp.topk(count, -1)
+    whole = logp[..., : groups * GROUP].unflatten(-1, (groups, GROUP))
+    group_G = whole.amax(-1).topk(TOP, -1).indices
+    chosen = whole.gather(-2, group_G[..., None].expand(*group_G.shape, GROUP)).flatten(-2)
+    place = (group_G[..., None] * GROUP + torch.arange(GROUP)).flatten(-2)
+    rest = torch.arange(groups * GROUP, size).expand(*place.shape[:-1], -1)
+    top, at = torch.cat([chosen, logp[..., groups * GROUP :]], -1).topk(count, -1)
+    return top, torch.cat([place, rest], -1).gather(-1, at)
+
+
+def pairs(prob_MRV: Tensor, ratio_KRV: Tensor, favourite_KR1: Tensor) -> tuple[Tensor, Tensor]:
+    """log Z of Eq. 2 over any two experts, and their accord: the share of its mass on tokens that both want. An expert
+    wants a token if it raises it at least half as much as its favourite (in log-probability)."""
+    factor_KRV = (prob_MRV[1:] / prob_MRV[0].clamp_min(TINY)).clamp_max_(STEEPEST)
+    least_KR1 = (ratio_KRV.gather(-1, favourite_KR1) / 2).clamp_min(RAISED)
+    wanted_KRV = torch.ge(ratio_KRV, least_KR1, out=torch.empty_like(ratio_KRV))  # 0 or 1
+    z_RKK = torch.einsum("krv,lrv->rkl", prob_MRV[1:], factor_KRV)
+    both_RKK = torch.einsum("krv,lrv->rkl", prob_MRV[1:] * wanted_KRV, factor_KRV.mul_(wanted_KRV))
+    itself_KK = torch.eye(len(ratio_KRV), dtype=torch.bool, device=z_RKK.device)
+    return z_RKK.log().masked_fill_(itself_KK, 0.0), (both_RKK / z_RKK).masked_fill_(itself_KK, 1.0)
+
+
+def jensen_shannon(prob_MRV: Tensor, entropy_MR: Tensor) -> Tensor:
+    """Every expert's from the base: the entropy of the mean, less the mean of the entropies."""
+    twice_KRV = prob_MRV[1:] + prob_MRV[0]
+    mixed_KR = math.log(2) - torch.linalg.vecdot(twice_KRV, twice_KRV.clamp_min(TINY).log_()) / 2
+    return (mixed_KR - (entropy_MR[1:] + entropy_MR[0]) / 2).clamp_min_(0)

@@ -1,0 +1,45 @@
+"""The sweep over the vocabulary: in blocks as at once, and the likeliest tokens without sorting all."""
+
+import pytest
+import torch
+from test_statistics import ENDS, rows
+
+from tessellm.diagnose import sweep
+from tessellm.diagnose.laws import ends_on, hearing_of
+from tessellm.diagnose.statistics import statistics
+from tessellm.evidence import explained
+from tessellm.rules import RULES, make_rule, with_weights
+from tessellm.termination import Terminated
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 0.5, -0.3)])
+@pytest.mark.parametrize("policy", ["rule", "owner"])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_blocks_change_nothing(rule, policy, weights, monkeypatch):
+    logp, tokens = rows(4, 300, 3, 3.0)
+    made = with_weights(Terminated(make_rule(rule), ENDS[:4], policy), weights)
+    composed, _, why = explained(made, logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
+    whole = statistics(logp, composed, hearing_of(made), ENDS[:4], why)
+    monkeypatch.setattr(sweep, "BLOCK", 5 * 4 * 300)  # five of twelve rows, the last ones fewer
+    parts = statistics(logp, composed, hearing_of(made), ENDS[:4], why)
+    for name, one, other in zip(whole._fields, whole, parts, strict=True):
+        assert (one is None) == (other is None), name
+        if one is not None:
+            torch.testing.assert_close(other, one, msg=name, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [4, 128 * 10, 128 * 11, 128 * 11 + 1, 5000])
+def test_the_likeliest_are_those_of_a_sort(size):
+    logp = torch.randn(3, 7, size, generator=torch.Generator().manual_seed(size)).log_softmax(-1)
+    logp[0, :, 5:] = -torch.inf
+    logp[1, 0] = -1.0  # ties everywhere
+    logp[2, :, -1] = 1.0  # past the last whole group
+    found, places = sweep.likeliest(logp)
+    assert torch.equal(found, logp.topk(min(5, size), -1).values)
+    assert torch.equal(logp.gather(-1, places), found)
+    assert all(len(set(row)) == len(row) for row in places.flatten(0, 1).tolist())
+
+
+def test_end_tokens_are_made_once():
+    device = torch.device("cpu")
+    assert ends_on(((0,), (1,)), device) is ends_on(((0,), (1,)), device)
