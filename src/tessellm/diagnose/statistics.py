@@ -8,7 +8,7 @@ Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N v
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def statistics(
 ) -> Statistics:
     """`ends`: every member's end tokens; `why`: what the rule says of itself."""
     swept = sweep(logp_MBTV.flatten(1, 2), composed_BTV.flatten(0, 1), hearing)
-    rows = Swept(*(None if each is None else each.unflatten(0, composed_BTV.shape[:2]) for each in swept))
+    shape: Any = composed_BTV.shape[:2]
+    rows = Swept._make(None if each is None else each.unflatten(0, shape) for each in swept)
     gap_kl_BT, nearest_BT = rows.away_RM.min(-1)
     ids_BTNC = rows.top_ids_RNC
     ideal_BT, idle_BT = idle_budget(hearing, rows.divergence_RK, rows.epsilon_RK, why)

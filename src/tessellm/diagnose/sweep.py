@@ -52,7 +52,7 @@ def sweep(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
         return block(logp_MRV, composed_RV, hearing)
     parts = zip(logp_MRV.split(size, 1), composed_RV.split(size), strict=True)
     found = [block(logp, composed, hearing) for logp, composed in parts]
-    return Swept(*(None if each[0] is None else torch.cat(each) for each in zip(*found, strict=True)))
+    return Swept._make(None if each[0] is None else torch.cat(each) for each in zip(*found, strict=True))
 
 
 def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
