@@ -1,39 +1,89 @@
-"""`tessellm tune`: weights from a development set."""
+"""`tessellm tune`: weights, and perhaps the rule, from development texts or problems."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
+from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, numbers, out, words, write_json
 
 
 def tune(
     model: ModelPath,
     development: Annotated[
-        Path,
-        typer.Argument(metavar="DEV", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
-    ],
-    save: Annotated[Path | None, typer.Option(help="Save the composition with the new weights here.")] = None,
+        Path | None,
+        typer.Argument(metavar="[DEV]", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="Tune by score on development problems of these tasks instead.")] = "",
+    rules: Annotated[str, typer.Option(help="With --tasks: rules to choose among.")] = "",
+    weights: Annotated[str, typer.Option(help="With --tasks: weights to try.")] = "0.5,0.75,1,1.25,1.5",
+    data: Annotated[Path | None, typer.Option(help="With --tasks: local data, see docs/evaluate.md.")] = None,
+    develop: Annotated[int, typer.Option(min=1, help="With --tasks: development problems a task.")] = 50,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --tasks: a folder; a stopped run goes on there.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="With --tasks: problems that are decoded at once.")] = 8,
+    engine: Annotated[str, typer.Option(help="With --tasks: auto, or reference for the slow path.")] = "auto",
+    seed: Annotated[int, typer.Option(help="With --tasks: which problems are for development.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Save the composition with what was found here.")] = None,
     self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False,
-    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of the texts kept to judge by.")] = 0.25,
+    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share kept to judge by.")] = 0.25,
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Find the experts' weights from a development set, by likelihood."""
+    """Find the experts' weights, by the likelihood of texts or by task score.
+
+    Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
+    """
     from ..checkpoint import check_target
+    from ..errors import RecipeError
+
+    if (development is None) == (not tasks):
+        raise RecipeError(
+            "expected either texts, to tune by likelihood (tessellm tune MODEL DEV), or tasks, to tune by score "
+            "(tessellm tune MODEL --tasks gsm8k); got " + ("both" if tasks else "neither")
+        )
+    if save is not None:
+        check_target(save)
+    if development is not None:
+        if rules or output is not None:
+            raise RecipeError("--rules and --output go with --tasks: likelihood finds weights, under the model's rule")
+        composition, tuning, rule = by_likelihood(model, development, held_out, device, dtype)
+    else:
+        from ..evaluate.splits import Part
+
+        settings: dict[str, Any] = {
+            "tasks": words(tasks),
+            "rules": words(rules),
+            "values": numbers(weights, "--weights"),
+            "part": Part(develop, seed),
+            "held_out": held_out,
+        }
+        running = {"data": data, "batch_size": batch_size, "engine": engine}
+        composition, tuning, rule = by_score(model, settings, running, output, device, dtype)
+    if save is not None:
+        own = composition.config.rule["name"] == rule
+        composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
+        composition.save_pretrained(save, self_contained=self_contained)
+        out.print(f"saved with these weights → {escape(str(save))}", soft_wrap=True)
+    write_json(json_path, asdict(tuning))
+
+
+def by_likelihood(
+    model: str, development: Path, held_out: float, device: str | None, dtype: str | None
+) -> tuple[Any, Any, str]:
+    """The composition, what was found, and the rule that goes with it."""
     from ..generation import encode_examples, read_examples
     from ..tune import tune as find_weights
 
-    if save is not None:
-        check_target(save)
     examples = read_examples(development)
     composition = load(model, device, dtype)
     texts = encode_examples(composition, examples)
@@ -42,10 +92,7 @@ def tune(
         tuning = find_weights(
             composition, texts, held_out, progress=lambda done, total: progress.update(task, completed=done)
         )
-    table = Table("expert", "weight before", "weight after", **PLAIN)
-    for name, before in zip(tuning.weights, composition.config.weights, strict=True):
-        table.add_row(name, f"{before:.3f}", f"{tuning.weights[name]:.3f}")
-    out.print(table)
+    show_weights(composition, tuning.weights)
     out.print(f"log-likelihood a token: {tuning.before:.4f} → {tuning.after:.4f} on {tuning.tokens} tokens")
     if tuning.held_out_before is not None:
         out.print(
@@ -53,8 +100,62 @@ def tune(
         )
     if tuning.texts_left_out:
         err.print(f"note: {tuning.texts_left_out} texts were left out: shorter than two tokens, or past the memory")
-    if save is not None:
-        composition.set_rule(weights=list(tuning.weights.values()))
-        composition.save_pretrained(save, self_contained=self_contained)
-        out.print(f"saved with these weights → {escape(str(save))}", soft_wrap=True)
-    write_json(json_path, asdict(tuning))
+    return composition, tuning, composition.config.rule["name"]
+
+
+def by_score(
+    model: str,
+    settings: dict[str, Any],
+    running: dict[str, Any],
+    output: Path | None,
+    device: str | None,
+    dtype: str | None,
+) -> tuple[Any, Any, str]:
+    """The same by score. `settings` say what is searched, `running` how problems are answered."""
+    from ..compose import rule_entry
+    from ..errors import RecipeError, require
+    from ..evaluate.runner import Runner
+
+    require("lm_eval", "eval")
+    from ..evaluate.evaluation import check_folder, identity
+    from ..evaluate.tuning import Trial, tune_by_score
+
+    for rule in settings["rules"]:
+        rule_entry(rule)
+    if not settings["values"]:
+        raise RecipeError("--weights: expected at least one weight to try")
+    composition = load(model, device, dtype)
+
+    def tried(trial: Trial) -> None:
+        shown = ", ".join(f"{name} {weight:g}" for name, weight in trial.weights.items())
+        err.print(f"{trial.rule}, {shown}: {100 * trial.score:.1f} %", markup=False)
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+
+        def started(name: str, task: str) -> Callable[[int], None]:
+            bar = progress.add_task(f"{name}, {task}", total=None)
+            return lambda done: progress.advance(bar, done)
+
+        runner = Runner(**running, progress=started, note=lambda text: err.print(f"note: {text}"))
+        if output is not None:
+            runner.check(settings["tasks"], settings["part"])
+            told = {**settings, "part": asdict(settings["part"]), "data": str(running["data"])}
+            check_folder(output, {"tune": told, "model": identity(composition)})
+        journals = output / "journals" if output is not None else None
+        tuning = tune_by_score(composition, runner, journals=journals, tried=tried, **settings)
+    show_weights(composition, tuning.weights)
+    out.print(f"rule: {composition.config.rule['name']} → {tuning.rule}")
+    out.print(f"score: {100 * tuning.before:.1f} % → {100 * tuning.after:.1f} % on {tuning.problems} problems")
+    if tuning.held_out_before is not None and tuning.held_out_after is not None and tuning.difference is not None:
+        judged = f"{100 * tuning.held_out_before:.1f} % → {100 * tuning.held_out_after:.1f} %"
+        out.print(f"held out: {judged} on {tuning.held_out_problems} problems (p = {tuning.difference.p:.2g})")
+    for task, found in tuning.development.items():
+        out.print(f"{task}: {found}", markup=False)
+    return composition, tuning, tuning.rule
+
+
+def show_weights(composition: Any, weights: dict[str, float]) -> None:
+    table = Table("expert", "weight before", "weight after", **PLAIN)
+    for name, before in zip(weights, composition.config.weights, strict=True):
+        table.add_row(name, f"{before:.3f}", f"{weights[name]:.3f}")
+    out.print(table)

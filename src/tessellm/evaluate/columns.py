@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,14 +41,15 @@ def in_place_of_all(model: ComposedForCausalLM, name: str, merged: PreTrainedMod
     return _single(model, entry, merged, model.alignments["base"])
 
 
-def with_rule(model: ComposedForCausalLM, rule: str) -> ComposedForCausalLM:
-    """The same members under another rule, which stops as suits it; under their own rule, the model as it is."""
-    if model.config.rule["name"] == rule:
+def with_rule(model: ComposedForCausalLM, rule: str, weights: Sequence[float] | None = None) -> ComposedForCausalLM:
+    """The same members under another rule, which stops as suits it, or with other weights; else the model as it is."""
+    own = model.config.rule["name"] == rule
+    if own and (weights is None or tuple(weights) == model.config.weights):
         return model
     members = {name: model.member(name) for name in model.members}
     config = cast(ComposedConfig, copy.deepcopy(model.config))
-    other = _dressed(ComposedForCausalLM(config, members, model.alignments), model)
-    other.set_rule(rule)
+    other = _dressed(ComposedForCausalLM(config, members, model.alignments, model._plain_rule), model)
+    other.set_rule(None if own else rule, weights)
     return other
 
 

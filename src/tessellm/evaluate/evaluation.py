@@ -88,7 +88,7 @@ def columns_of(models: Mapping[str, ComposedForCausalLM], plan: Plan) -> dict[st
             if name in found or name in plan.merges:
                 raise RecipeError(f"two columns would be called {name!r}. Rename the member, or the model's folder")
             found[name] = model
-    return {name: Column(_identity(model), partial(_itself, model)) for name, model in found.items()}
+    return {name: Column(identity(model), partial(_itself, model)) for name, model in found.items()}
 
 
 def _itself(model: ComposedForCausalLM) -> ComposedForCausalLM:
@@ -156,7 +156,7 @@ def _merge_columns(
 
     for method in plan.merges:
         merged.check(method, strengths_of(method, plan.strengths))
-    members = _identity(model)["members"]
+    members = identity(model)["members"]
     return {method: Column({"merge": method, "members": members}, partial(load, method)) for method in plan.merges}
 
 
@@ -175,7 +175,8 @@ def check_folder(folder: Path, what: dict[str, Any]) -> None:
     write_text(path, text)
 
 
-def _identity(model: ComposedForCausalLM) -> dict[str, Any]:
+def identity(model: ComposedForCausalLM) -> dict[str, Any]:
+    """What a model is, for the record."""
     kept = ("name", "kind", "weight", "source", "revision")
     return {
         "members": [{key: entry.get(key) for key in kept} for entry in model.config.members],

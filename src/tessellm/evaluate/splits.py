@@ -32,7 +32,7 @@ TEST = Part()
 
 @dataclass(frozen=True)
 class Development:
-    """Where the development problems of a task are: their places in one of its splits."""
+    """Where the development problems of a task are: their places in one of its splits, in the order drawn."""
 
     split: str
     set_aside: bool  # of the test problems, which are the fewer for it
@@ -56,7 +56,7 @@ def draw(texts: Sequence[str], split: str, part: Part, tested: Sequence[str] | N
             "Expected a training split, or at least two test problems"
         )
     places = random.Random(part.seed).sample(free, min(part.develop, most))
-    return Development(split, tested is None, len(texts), tuple(sorted(places)))
+    return Development(split, tested is None, len(texts), tuple(places))
 
 
 def remaining(texts: Sequence[str], development: Development) -> list[int]:
