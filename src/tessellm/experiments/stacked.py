@@ -109,7 +109,7 @@ def clip_(params: Params, limit: float = 1.0) -> None:
 def train(
     params: Params,
     shape: Shape,
-    batch: Callable[[], tuple[Tensor, Tensor, Tensor]],
+    batch: Callable[[], tuple[Tensor, ...]],
     steps: int,
     lr: float,
     report: Callable[[int, Tensor], None] | None = None,
@@ -119,10 +119,12 @@ def train(
     constant: bool = False,
     smoothing: float = 0.0,
     seconds: float | None = None,
+    loss: Callable[..., Tensor] | None = None,
 ) -> Params:
     """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters.
     The rate warms up and decays, unless it is `constant`. A limit in `seconds` decays it sooner where steps are slow;
-    `smoothing` spreads that share of every target over all tokens."""
+    `smoothing` spreads that share of every target over all tokens. `loss(params, *batch())`, one number a member,
+    stands in for cross-entropy."""
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
 
     def loss_of(params: Params, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -132,7 +134,7 @@ def train(
         ).view(mask.shape)
         return (nll * mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)  # [E]
 
-    loss_fn = torch.compile(loss_of) if compiled else loss_of
+    loss_fn = torch.compile(loss or loss_of) if compiled else loss or loss_of
     device = next(iter(params.values())).device
     optimiser = torch.optim.AdamW(
         params.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=device.type == "cuda"

@@ -1,0 +1,180 @@
+"""Members: a base, and experts fine-tuned from it, whole or as low-rank deltas; both experts in one computation.
+
+An expert learns its own skill's tokens from right texts, and at every other token to say what the base says: the paper's
+condition (Def. 4: an expert is the base where it is idle), asked for while training.
+
+    E members   B texts   T tokens   V vocabulary   D in   F out   R rank   P projections beside one another
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..stacked import Params, Shape, initialise, logits, select, train
+from .texts import READERS
+from .tokens import NOTHING, Texts
+
+EXPERTS = READERS[1:]
+PROJECTIONS = {  # of the stacked layers, and what a Llama calls them
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+LORA_SCALE = 2.0  # PEFT's lora_alpha / r
+WINDOW = 8  # batches: a batch's texts are of about one length
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training: whichever ends first, its steps or its seconds."""
+
+    steps: int
+    batch: int
+    rate: float
+    seconds: float
+
+
+class Draw:
+    """Batches of texts of about one length, another for each member."""
+
+    def __init__(self, texts: Sequence[Texts], batch: int, generator: torch.Generator):
+        self.texts = [Texts(each.tokens_NT.to(generator.device), each.owner_NT.to(generator.device), each.length_N)
+                      for each in texts]  # fmt: skip
+        self.batch, self.generator = batch, generator
+        self.places = random.Random(generator.initial_seed())  # on the CPU: a number from the device makes it wait
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        """Tokens and their owners: [E, B, T] each."""
+        window, where = WINDOW * self.batch, self.places.random()
+        starts = [int(where * max(1, len(each.length_N) - window)) for each in self.texts]
+        ends = [min(start + window, len(each.length_N)) for start, each in zip(starts, self.texts, strict=True)]
+        width = max(each.length_N[end - 1] for each, end in zip(self.texts, ends, strict=True))
+        tokens, owners = [], []
+        for each, start, end in zip(self.texts, starts, ends, strict=True):
+            rows_B = torch.randint(start, end, (self.batch,), generator=self.generator, device=self.generator.device)
+            tokens.append(_wide(each.tokens_NT[rows_B, :width].long(), width, 0))
+            owners.append(_wide(each.owner_NT[rows_B, :width].long(), width, NOTHING))
+        return torch.stack(tokens), torch.stack(owners)
+
+
+def _wide(rows_BT: Tensor, width: int, value: int) -> Tensor:
+    return functional.pad(rows_BT, (0, width - rows_BT.shape[1]), value=value)
+
+
+def train_base(shape: Shape, texts: Texts, stage: Stage, generator: torch.Generator, log: Log) -> Params:
+    """From scratch, on every token of its texts."""
+    draw = Draw([texts], stage.batch, generator)
+
+    def batch() -> tuple[Tensor, Tensor, Tensor]:
+        tokens_EBT, owner_EBT = draw()
+        return tokens_EBT[..., :-1], tokens_EBT[..., 1:], (owner_EBT[..., 1:] != NOTHING).float()
+
+    dtype = _dtype(generator)
+    return train(
+        initialise(shape, 1, generator), shape, batch, stage.steps, stage.rate, _report("base", stage, log),
+        dtype=dtype, seconds=stage.seconds,
+    )  # fmt: skip
+
+
+def expert_loss(
+    weights: Params, base: Params, shape: Shape, tokens_EBT: Tensor, owner_EBT: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Cross-entropy of own tokens and KL(base ‖ expert) at the others, each a mean: [E]."""
+    inputs, targets, owner = tokens_EBT[..., :-1], tokens_EBT[..., 1:], owner_EBT[..., 1:]
+    logp_EBTV = logits(weights, shape, inputs, dtype).log_softmax(-1)
+    with torch.no_grad():
+        base_EBTV = logits(base, shape, inputs, dtype).log_softmax(-1)
+    me_E11 = torch.arange(1, len(owner) + 1, device=owner.device)[:, None, None]
+    own_EBT, other_EBT = owner == me_E11, (owner != me_E11) & (owner != NOTHING)
+    nll_EBT = -logp_EBTV.gather(-1, targets[..., None])[..., 0]
+    kl_EBT = (base_EBTV.exp() * (base_EBTV - logp_EBTV)).sum(-1)
+    return _mean(nll_EBT, own_EBT) + _mean(kl_EBT, other_EBT)
+
+
+def _mean(value_EBT: Tensor, where_EBT: Tensor) -> Tensor:
+    return (value_EBT * where_EBT).sum((1, 2)) / where_EBT.sum((1, 2)).clamp(min=1)
+
+
+def train_experts(
+    base: Params, shape: Shape, texts: Mapping[str, Texts], stage: Stage, generator: torch.Generator, log: Log,
+    rank: int | None = None,
+) -> Params:  # fmt: skip
+    """Both experts: all of their weights, or where a rank is given, low-rank deltas (see `with_deltas`)."""
+    draw = Draw([texts[name] for name in EXPERTS], stage.batch, generator)
+    twice, dtype = select(base, [0] * len(EXPERTS)), _dtype(generator)
+    start = twice if rank is None else initial_deltas(twice, shape, rank, generator)
+
+    def loss(params: Params, tokens_EBT: Tensor, owner_EBT: Tensor) -> Tensor:
+        weights = params if rank is None else with_deltas(twice, params)
+        return expert_loss(weights, twice, shape, tokens_EBT, owner_EBT, dtype)
+
+    return train(
+        start, shape, draw, stage.steps, stage.rate,
+        _report("experts" if rank is None else f"LoRA experts of rank {rank}", stage, log),
+        seconds=stage.seconds, loss=loss,
+    )  # fmt: skip
+
+
+def initial_deltas(weights: Params, shape: Shape, rank: int, generator: torch.Generator) -> Params:
+    """Down and up maps of every linear layer; up maps are zero, so nothing changes yet."""
+    deltas = {}
+    for layer in range(shape.layers):
+        for name, parts in PROJECTIONS.items():
+            members, inputs, outputs = weights[f"{layer}.{name}"].shape
+            size = (members, len(parts), inputs, rank)
+            down = torch.randn(size, generator=generator, device=generator.device) * inputs**-0.5
+            deltas[f"{layer}.{name}.down"] = down
+            deltas[f"{layer}.{name}.up"] = down.new_zeros(members, len(parts), rank, outputs // len(parts))
+    return deltas
+
+
+def with_deltas(weights: Params, deltas: Params) -> Params:
+    """Members whose linear layers are the base's plus their low-rank deltas."""
+    made = dict(weights)
+    for key in [key.removesuffix(".down") for key in deltas if key.endswith(".down")]:
+        delta_EPDF = deltas[f"{key}.down"] @ deltas[f"{key}.up"]
+        made[key] = weights[key] + LORA_SCALE * delta_EPDF.transpose(1, 2).flatten(2)
+    return made
+
+
+def adapter_tensors(deltas: Params, shape: Shape, member: int) -> dict[str, Tensor]:
+    """One expert's deltas under PEFT's names."""
+    named = {}
+    for layer in range(shape.layers):
+        for name, parts in PROJECTIONS.items():
+            for number, part in enumerate(parts):
+                at = f"base_model.model.model.layers.{layer}.{part}"
+                for half, called in (("down", "lora_A"), ("up", "lora_B")):
+                    weight = deltas[f"{layer}.{name}.{half}"][member, number]
+                    named[f"{at}.{called}.weight"] = weight.T.contiguous().cpu()
+    return named
+
+
+def adapter_config(rank: int, base: str) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": LORA_SCALE * rank,
+        "target_modules": [part.split(".")[1] for parts in PROJECTIONS.values() for part in parts],
+    }
+
+
+def _dtype(generator: torch.Generator) -> torch.dtype:
+    return torch.bfloat16 if generator.device.type == "cuda" else torch.float32
+
+
+def _report(what: str, stage: Stage, log: Log) -> Callable[[int, Tensor], None]:
+    return lambda step, loss_E: log(
+        f"{what}: step {step + 1} of {stage.steps}, loss {', '.join(f'{loss:.3f}' for loss in loss_E.tolist())}"
+    )
