@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -51,7 +51,7 @@ def run_code_task(
         stops = stop_texts(name)
         asked: list[tuple[str, dict[str, Any]]] = [(prompt, {"until": stops, **GREEDY}) for prompt in prompts]
         written = lm.write(asked)
-        texts = {prompt: each.text.replace("\t", "    ") for prompt, each in zip(prompts, written, strict=True)}
+        texts = {prompt: [each.text.replace("\t", "    ")] for prompt, each in zip(prompts, written, strict=True)}
         key = key_of("judged", path.read_text(encoding="utf-8"), texts)
         if key not in lm.journal:  # judging takes minutes, and a busy machine may judge what is slow otherwise
             samples = Path(folder) / "samples.jsonl"
@@ -76,8 +76,24 @@ def stop_texts(name: str) -> list[str]:
     return list(dict.fromkeys([*EOS, *extra_eos_for_direct_completion(name)]))
 
 
+def judge_texts(
+    name: str, data: Path, texts: Mapping[str, Sequence[str]], workers: int = 1
+) -> dict[str, list[dict[str, float]]]:
+    """evalplus' verdicts on texts that were written before, by prompt, in their order."""
+    require("evalplus", "eval")
+    with _problems(name, data, None, TEST) as path, tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder) / "samples.jsonl"
+        prompts = _samples(name, samples, texts)
+        return dict(zip(prompts, verdicts(name, samples, path, workers).values(), strict=True))
+
+
 def score_samples(name: str, samples: Path, problems: Path, workers: int = 1) -> dict[str, dict[str, float]]:
     """evalplus' verdict on every problem: base tests, and base and extra tests together."""
+    return {id: scores[0] for id, scores in verdicts(name, samples, problems, workers).items()}
+
+
+def verdicts(name: str, samples: Path, problems: Path, workers: int = 1) -> dict[str, list[dict[str, float]]]:
+    """The same for every sample of a problem."""
     with tempfile.TemporaryDirectory() as scratch:
         for path, called in ((samples, "samples.jsonl"), (problems, "problems.jsonl")):
             shutil.copy(path, Path(scratch) / called)
@@ -100,8 +116,8 @@ def score_samples(name: str, samples: Path, problems: Path, workers: int = 1) ->
         result = Path(scratch) / "samples_eval_results.json"
         if ran.returncode or not result.is_file():
             raise EngineError(f"evalplus failed (exit code {ran.returncode}): {ran.stderr.strip()[-500:]}")
-        verdicts = json.loads(result.read_text(encoding="utf-8"))["eval"]
-    return {id: _scores(verdicts[id][0]) for id in _ids(problems)}
+        found = json.loads(result.read_text(encoding="utf-8"))["eval"]
+    return {id: [_scores(verdict) for verdict in found[id]] for id in _ids(problems)}
 
 
 def _scores(verdict: dict[str, Any]) -> dict[str, float]:
@@ -117,8 +133,8 @@ def _environment(scratch: str) -> dict[str, str]:
     return {**kept, **places, **paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _samples(name: str, target: Path, texts: dict[str, str]) -> list[str]:
-    """Let evalplus build its prompts, give it a text for each, and let it write its samples; the prompts in order."""
+def _samples(name: str, target: Path, texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Let evalplus build its prompts, give it texts for each, and let it write its samples; the prompts in order."""
     from evalplus.codegen import codegen
     from evalplus.provider.base import DecoderBase
 
@@ -127,7 +143,7 @@ def _samples(name: str, target: Path, texts: dict[str, str]) -> list[str]:
     class Written(DecoderBase):
         def codegen(self, prompt: str, do_sample: bool = True, num_samples: int = 200) -> Sequence[str]:
             asked.append(prompt)
-            return [texts.get(prompt, "")]
+            return texts.get(prompt, [""])
 
         def is_direct_completion(self) -> bool:
             return True

@@ -56,6 +56,22 @@ def dare(weights_M: Tensor, scale: float, generator: torch.Generator, density: f
     return weights_M[0] + scale * (task_M * kept_M / density).sum(0)
 
 
+def linear(weights_M: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """The experts' mean; it has no scale (arXiv 2203.05482)."""
+    return weights_M[1:].mean(0)
+
+
+def slerp(weights_M: Tensor, scale: float, generator: torch.Generator, straight: float = 0.9995) -> Tensor:
+    """From one of two experts to the other along the arc between them, `scale` of the way; where they are nearly
+    parallel, along the line (Shoemake 1985)."""
+    a, b = weights_M[1:].double()
+    cosine = (a * b).sum() / (a.norm() * b.norm())
+    if cosine.abs() > straight:
+        return ((1 - scale) * a + scale * b).to(weights_M.dtype)
+    angle = cosine.arccos()
+    return ((((1 - scale) * angle).sin() * a + (scale * angle).sin() * b) / angle.sin()).to(weights_M.dtype)
+
+
 DECODING: dict[str, Callable[[Tensor], Tensor]] = {
     "eq2": product,
     "geometric-mean": geometric_mean,
@@ -67,10 +83,11 @@ MERGING: dict[str, Callable[[Tensor, float, torch.Generator], Tensor]] = {
     "ties": ties,
     "dare": dare,
 }
+EVERY_MERGE = {"linear": linear, **MERGING, "slerp": slerp}  # slerp takes two experts
 
 
 def merge(method: str, params: Params, scale: float, seed: int = 0) -> Params:
     """All tensors of members (0 the base) merged into one member; the leading axis stays, with length one."""
     device = next(iter(params.values())).device
     generator = torch.Generator(device=device).manual_seed(seed)
-    return {name: MERGING[method](p, scale, generator)[None] for name, p in params.items()}
+    return {name: EVERY_MERGE[method](p, scale, generator)[None] for name, p in params.items()}

@@ -24,13 +24,17 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation("values = [v for v in values if v > n]", ("Keep the values above n.", "Drop values that are not above n.")),
+    Operation(
+        "values = [v for v in values if v > n]", ("Keep the values above n.", "Drop values that are not above n.")
+    ),
     Operation("values = [v + n for v in values]", ("Add n to every value.", "Raise each value by n.")),
     Operation("values = sorted(values)", ("Sort the values.", "Put the values in order.")),
     Operation("values = values + [n]", ("Append n.", "Put n at the end.")),
     Operation("values = values[::-1]", ("Reverse the values.", "Turn the list around.")),
     Operation("values = [v * 2 for v in values]", ("Double every value.", "Take each value twice as large.")),
-    Operation("values = [v for v in values if v < n]", ("Keep the values below n.", "Drop values that are not below n.")),
+    Operation(
+        "values = [v for v in values if v < n]", ("Keep the values below n.", "Drop values that are not below n.")
+    ),
     Operation("values = [v - n for v in values]", ("Subtract n from every value.", "Lower each value by n.")),
     Operation("values = [v for v in values if v != n]", ("Remove the values equal to n.", "Drop every n.")),
     Operation("values = [v * n for v in values]", ("Multiply every value by n.", "Scale each value by n.")),

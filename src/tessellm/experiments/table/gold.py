@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ..stacked import Params, Shape, logits
 from .problems import Problem
 from .texts import ANYONE, CODE, MATH
 from .tokens import encode
@@ -55,22 +55,15 @@ def pieces(problem: Problem) -> list[tuple[str, int]]:
 
 
 @torch.no_grad()
-def member_rows(params: Params, shape: Shape, tokens_BT: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Log-probabilities of all members: [M, B, T, V]."""
-    members = next(iter(params.values())).shape[0]
-    return logits(params, shape, tokens_BT.expand(members, -1, -1), dtype).log_softmax(-1)
-
-
-def wrong(logp_BTV: Tensor, gold: Gold) -> Tensor:
-    """True at tokens that greedy decoding would not have written: [B, T]."""
-    miss_BT = logp_BTV[:, :-1].argmax(-1) != gold.tokens_BT[:, 1:]
-    return torch.nn.functional.pad(miss_BT, (1, 0)) & gold.written_BT
-
-
-def exact(params: Params, shape: Shape, gold: Gold, rule: Callable[[Tensor, Gold], Tensor]) -> Tensor:
-    """Which tokens a rule over the members would not have written: [B, T]."""
-    found = []
+def misses(models: Sequence[Any], gold: Gold, rule: Callable[[Tensor, Gold], Tensor]) -> tuple[Tensor, Tensor]:
+    """Where a rule over the models would not have written the right token, and the right token's log-probability;
+    both 0 where no model writes: [B, T] each."""
+    wrong, likelihood = [], []
     for first in range(0, len(gold.tokens_BT), ROWS):
         some = Gold(*(each[first : first + ROWS] for each in gold))
-        found.append(wrong(rule(member_rows(params, shape, some.tokens_BT), some), some))
-    return torch.cat(found)
+        logp_MBTV = torch.stack([model(some.tokens_BT).logits.float().log_softmax(-1) for model in models])
+        logp_BTV, next_BT = rule(logp_MBTV, some)[:, :-1], some.tokens_BT[:, 1:]
+        wrong.append(functional.pad(logp_BTV.argmax(-1) != next_BT, (1, 0)) & some.written_BT)
+        right_BT = functional.pad(logp_BTV.gather(-1, next_BT[..., None])[..., 0], (1, 0))
+        likelihood.append(right_BT.masked_fill(~some.written_BT, 0.0))
+    return torch.cat(wrong), torch.cat(likelihood)

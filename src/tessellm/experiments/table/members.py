@@ -1,7 +1,7 @@
 """Members: a base, and experts fine-tuned from it, whole or as low-rank deltas; both experts in one computation.
 
-An expert learns its own skill's tokens from right texts, and at every other token to say what the base says: the paper's
-condition (Def. 4: an expert is the base where it is idle), asked for while training.
+An expert learns its own skill's tokens from right texts, and at every other token to say what the base says: the
+paper's condition (Def. 4: an expert is the base where it is idle), asked for while training.
 
     E members   B texts   T tokens   V vocabulary   D in   F out   R rank   P projections beside one another
 """
@@ -29,7 +29,7 @@ PROJECTIONS = {  # of the stacked layers, and what a Llama calls them
     "down": ("mlp.down_proj",),
 }
 LORA_SCALE = 2.0  # PEFT's lora_alpha / r
-WINDOW = 8  # batches: a batch's texts are of about one length
+QUARTER = 0.25  # of the texts, by length: a batch comes from so many
 Log = Callable[[str], None]
 
 
@@ -44,25 +44,28 @@ class Stage:
 
 
 class Draw:
-    """Batches of texts of about one length, another for each member."""
+    """Batches for several readers at once, their texts from the same quarter of the lengths."""
 
     def __init__(self, texts: Sequence[Texts], batch: int, generator: torch.Generator):
-        self.texts = [Texts(each.tokens_NT.to(generator.device), each.owner_NT.to(generator.device), each.length_N)
-                      for each in texts]  # fmt: skip
-        self.batch, self.generator = batch, generator
-        self.places = random.Random(generator.initial_seed())  # on the CPU: a number from the device makes it wait
+        device = generator.device
+        self.texts = [
+            texts._replace(tokens_NT=texts.tokens_NT.to(device), owner_NT=texts.owner_NT.to(device)) for texts in texts
+        ]
+        self.batch, self.device = batch, device
+        self.rng = random.Random(generator.initial_seed())  # on the CPU: a number from the device makes it wait
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         """Tokens and their owners: [E, B, T] each."""
-        window, where = WINDOW * self.batch, self.places.random()
-        starts = [int(where * max(1, len(each.length_N) - window)) for each in self.texts]
-        ends = [min(start + window, len(each.length_N)) for start, each in zip(starts, self.texts, strict=True)]
-        width = max(each.length_N[end - 1] for each, end in zip(self.texts, ends, strict=True))
+        where, rows, width = self.rng.random() * (1 - QUARTER), [], 0
+        for texts in self.texts:
+            count = len(texts.length_N)
+            own = [int((where + QUARTER * self.rng.random()) * count) for _ in range(self.batch)]
+            width = max(width, *(texts.length_N[row] for row in own))
+            rows.append(torch.tensor(own).to(self.device, non_blocking=True))
         tokens, owners = [], []
-        for each, start, end in zip(self.texts, starts, ends, strict=True):
-            rows_B = torch.randint(start, end, (self.batch,), generator=self.generator, device=self.generator.device)
-            tokens.append(_wide(each.tokens_NT[rows_B, :width].long(), width, 0))
-            owners.append(_wide(each.owner_NT[rows_B, :width].long(), width, NOTHING))
+        for texts, rows_B in zip(self.texts, rows, strict=True):
+            tokens.append(_wide(texts.tokens_NT[rows_B, :width].long(), width, 0))
+            owners.append(_wide(texts.owner_NT[rows_B, :width].long(), width, NOTHING))
         return torch.stack(tokens), torch.stack(owners)
 
 

@@ -34,7 +34,13 @@ Piece = tuple[str, int]
 
 PLACES = ("market", "river", "school", "garden", "station", "harbour", "library", "forest", "bakery", "museum")
 MOODS = ("happy", "tired", "quiet", "curious", "late", "early", "hungry", "proud", "calm", "busy")
-WEATHER = ("It rained all day.", "The sun was out.", "A cold wind blew.", "There was snow on the roofs.", "It was warm.")
+WEATHER = (
+    "It rained all day.",
+    "The sun was out.",
+    "A cold wind blew.",
+    "There was snow on the roofs.",
+    "It was warm.",
+)
 SENTENCES = (
     "{name} walked to the {place} with {friend}.",
     "At the {place} {name} was {mood}.",
@@ -121,5 +127,3 @@ def write_text(rng: random.Random, level: Level, reader: str) -> list[Piece]:
     kinds = SHARES[reader]
     kind = rng.choices(list(kinds), list(kinds.values()))[0]
     return WRITERS[kind](rng, level, READERS.index(reader))
-
-

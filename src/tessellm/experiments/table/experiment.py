@@ -1,0 +1,99 @@
+"""`reproduce table`: the paper's table in miniature, end to end.
+
+A base, a math expert and a coding expert, trained on texts that are written here; beside them their composition, merges
+of them, and LoRA experts. Problems are held out; answers are judged by lm-eval, functions by evalplus' tests, and mixed
+problems, for which nobody was trained, are functions that need a word problem solved first. Whatever a seed's models
+wrote is kept in `table/SIZE-SEED.jsonl`: a run that was stopped goes on with the next seed, and where all samples are
+there, as after a run on a GPU without lm-eval and evalplus, they are judged and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import TessellmError
+from ...files import write_text
+from ..claims import Result
+from ..panels import drawn
+from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
+from .making import Library, key, make, test_problems
+from .plan import PLANS, Plan
+from .scoring import score
+from .writing import Sample
+
+JUDGES = ("lm_eval", "evalplus")
+Log = Callable[[str], None]
+
+
+def run(seed: int, out: Path, size: str, log: Log = print) -> Result | dict[str, Any]:
+    """Claims, `table.json` and a picture in `out`; samples and what was measured while making them in `out/table`."""
+    started, plan = time.perf_counter(), PLANS[size]
+    seeds = [seed + number for number in range(plan.seeds)]
+    facts = write_samples(plan, seeds, out / "table", size, log)
+    missing = [name for name in JUDGES if find_spec(name) is None]
+    if missing:
+        log(f"not judged: {', '.join(missing)} not installed. Where they are, run this again with the samples in place")
+        claims, cells, figures = [], {}, []
+    else:
+        found = judge(plan, seeds, out / "table", size, log)
+        cells, figures = table_of(found), drawn(lambda: _draw(found, out))
+        claims = quality_claims(found, firm=size == "full")
+    claims = [*claims, speed_claim(facts, firm=facts[0]["hardware"] != "x86_64 CPU")]
+    seconds = time.perf_counter() - started + sum(sum(each["seconds"].values()) for each in facts)
+    result = Result("table", claims, seed, size, seconds, figures, {"cells": cells, "seeds": facts})
+    content = result.write(out)
+    made = {name: facts[0][name] for name in ("hardware", "threads", "commit", "versions")}
+    content |= {**made, "judged on": {name: content[name] for name in ("hardware", "commit", "versions")}}
+    write_text(out / "table.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return content
+
+
+def _draw(found: Pooled, out: Path) -> str:
+    from .figure import draw
+
+    return draw(found, out)
+
+
+def write_samples(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -> list[dict[str, Any]]:
+    """What was measured while making each seed's samples; those that are there are left as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library, device = None, "cuda" if torch.cuda.is_available() else "cpu"
+    for seed in seeds:
+        samples_path, facts_path = paths(folder, size, seed)
+        if facts_path.is_file() and samples_path.is_file():
+            known = json.loads(facts_path.read_text(encoding="utf-8"))
+            if known["problems"] == key(plan, seed):
+                log(f"seed {seed}: the samples in {samples_path} are kept; remove them to write new ones")
+                continue
+        if size == "full" and device == "cpu":
+            raise TessellmError(f"{samples_path} lacks samples of these problems, and without a GPU none can be made")
+        library = library or Library(plan, log)
+        log(f"seed {seed}: training on {device}")
+        samples, facts = make(plan, seed, library, device, log)
+        lines = (json.dumps(asdict(sample), ensure_ascii=False) for sample in samples)
+        write_text(samples_path, "".join(f"{line}\n" for line in lines))
+        write_text(facts_path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    return [json.loads(paths(folder, size, seed)[1].read_text(encoding="utf-8")) for seed in seeds]
+
+
+def paths(folder: Path, size: str, seed: int) -> tuple[Path, Path]:
+    return folder / f"{size}-{seed}.jsonl", folder / f"{size}-{seed}.json"
+
+
+def judge(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -> Pooled:
+    """Scores of all columns, the seeds' problems one after the other."""
+    parts = []
+    for seed in seeds:
+        log(f"seed {seed}: judged by lm-eval and evalplus")
+        lines = paths(folder, size, seed)[0].read_text(encoding="utf-8").splitlines()
+        samples = [Sample(**json.loads(line)) for line in lines]
+        parts.append((samples, score(test_problems(plan, seed), samples)))
+    return pooled(parts)
