@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DIAGNOSE = ROOT / "docs" / "diagnose.md"
+TABLE = ROOT / "docs" / "experiments-table.md"
 FOLDERS = {
     "tests/": "mirror src",
     "recipes/": "ready YAML",
@@ -105,6 +106,30 @@ def prediction() -> Iterator[str]:
         yield f"| {claim['statement']} | {shown(claim['value'])} |"
 
 
+def table() -> Iterator[str]:
+    """The table in miniature: shares right with intervals."""
+    content = json.loads((ROOT / "results" / "table.json").read_text(encoding="utf-8"))
+    cells, kinds = content["tables"]["cells"], list(content["tables"]["cells"])
+    seeds, parameters = len(content["tables"]["seeds"]), content["tables"]["seeds"][0]["parameters"]
+    yield (
+        f"Size {content['size']}: {parameters / 1e6:.1f} million parameters, seeds {content['seed']} to "
+        f"{content['seed'] + seeds - 1}, {cells[kinds[0]]['base']['problems']} problems a kind; {content['hardware']}, "
+        f"commit {content['commit'][:7]}. Shares right in percent, with 95 % intervals."
+    )
+    yield ""
+    yield "| | " + " | ".join(kinds) + " |"
+    yield "| --- |" + " --- |" * len(kinds)
+    for column in cells[kinds[0]]:
+        shares = (cells[kind][column] for kind in kinds)
+        told = (f"{100 * s['mean']:.1f} ({100 * s['low']:.0f}–{100 * s['high']:.0f})" for s in shares)
+        yield f"| {column} | " + " | ".join(told) + " |"
+    yield ""
+    yield "| claim | value | target | holds |"
+    yield "| --- | --- | --- | --- |"
+    for claim in content["claims"]:
+        yield f"| {claim['statement']} | {shown(claim['value'])} | {claim['target'] or ''} | {MARKS[claim['holds']]} |"
+
+
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
@@ -123,6 +148,7 @@ def pages() -> dict[Path, str]:
     return {
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
         DIAGNOSE: with_block(page, "prediction", prediction()),
+        TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
     }
 
 

@@ -1,8 +1,8 @@
 """Take what `tessellm reproduce` wrote elsewhere into this repository: `python docs/keep_results.py FOLDER`.
 
 Results go to results/ with the commit filled in where the other machine had no git (`--commit`, else HEAD), pictures
-are drawn where it had no matplotlib, trained members go into the package, and the README's blocks are brought up to
-date.
+are drawn where it had no matplotlib, the table's samples go along, trained members go into the package, and the
+README's blocks are brought up to date.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ def keep(source: Path, results: Path, kept_members: Path, commit: str) -> list[s
         for figure in content["figures"]:
             shutil.copyfile(source / figure, results / figure)
         kept += [path.name, *content["figures"]]
+    for path in sorted((source / "table").glob("*.json*")):
+        (results / "table").mkdir(exist_ok=True)
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            facts = json.loads(text)
+            text = json.dumps({**facts, "commit": facts["commit"] or commit}, indent=1, ensure_ascii=False) + "\n"
+        (results / "table" / path.name).write_text(text, encoding="utf-8")
+        kept.append(f"table/{path.name}")
     if (source / trig.MEMBERS_FILE).is_file():
         shutil.copyfile(source / trig.MEMBERS_FILE, kept_members)
         kept.append(kept_members.name)

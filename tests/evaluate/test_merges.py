@@ -29,12 +29,6 @@ def weights(folder: str | Path) -> dict[str, torch.Tensor]:
     return load_file(next(Path(folder).glob("*.safetensors")))
 
 
-def slerp(a: torch.Tensor, b: torch.Tensor, t: float) -> torch.Tensor:
-    cosine = (a * b).sum() / a.norm() / b.norm()
-    angle = cosine.clamp(-1, 1).arccos()
-    return ((1 - t) * angle).sin() / angle.sin() * a + (t * angle).sin() / angle.sin() * b
-
-
 @pytest.mark.parametrize(
     ("method", "strength"), [("linear", None), ("task-arithmetic", 0.4), ("ties", 0.7), ("slerp", 0.3)]
 )
@@ -45,12 +39,7 @@ def test_merges_are_what_the_references_compute(
     found = weights(merge(method, folders["base"], experts, tmp_path / method, strength))
     members = [weights(folders[name]) for name in ("base", "math", "coding")]
     stacked = {key: torch.stack([member[key] for member in members]) for key in members[0]}
-    if method == "linear":
-        expected = {key: tensor_M[1:].mean(0) for key, tensor_M in stacked.items()}
-    elif method == "slerp":
-        expected = {key: slerp(*tensor_M[1:].double(), t=strength or 0) for key, tensor_M in stacked.items()}
-    else:
-        expected = {key: tensor[0] for key, tensor in reference(method, stacked, strength or 0).items()}
+    expected = {key: tensor[0] for key, tensor in reference(method, stacked, strength or 0).items()}
     assert set(found) == set(expected)
     for key, tensor in found.items():
         torch.testing.assert_close(tensor, expected[key].float(), rtol=0, atol=1e-4)
@@ -67,6 +56,23 @@ def test_a_merge_loads_with_its_tokenizer_and_dare_with_its_seed(folders: Mappin
     key = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(weights(one)[key], weights(same)[key])
     assert not torch.equal(weights(one)[key], weights(other)[key])
+
+
+def test_dare_drops_and_rescales_as_the_reference_does(folders: Mapping[str, str], tmp_path: Path) -> None:
+    """What is drawn differs; that every entry is the base's with each delta dropped or doubled, and how often, do not."""
+    experts = {name: path for name, path in folders.items() if name != "base"}
+    members = [weights(folders[name]) for name in ("base", "math", "coding")]
+    stacked = {key: torch.stack([member[key] for member in members]) for key in members[0]}
+    theirs = weights(merge("dare", folders["base"], experts, tmp_path / "dare", 0.5))
+    ours = {key: tensor[0] for key, tensor in reference("dare", stacked, 0.5).items()}
+    for key in ("model.layers.0.mlp.up_proj.weight", "lm_head.weight"):
+        base, one, two = stacked[key]
+        ways = torch.stack([base + a * (one - base) + b * (two - base) for a in (0, 1) for b in (0, 1)])
+        for found in (theirs, ours):
+            distance, way = (found[key] - ways).abs().min(0)
+            assert distance.max() < 1e-5
+            share = way.flatten().bincount(minlength=4) / way.numel()
+            torch.testing.assert_close(share, torch.full((4,), 0.25), rtol=0, atol=0.06)
 
 
 @pytest.mark.parametrize("method", ["linear", "slerp"])

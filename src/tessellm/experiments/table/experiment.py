@@ -10,7 +10,6 @@ there, as after a run on a GPU without lm-eval and evalplus, they are judged and
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ import torch
 
 from ...errors import TessellmError
 from ...files import write_text
+from ...provenance import environment
 from ..claims import Result
 from ..panels import drawn
 from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
@@ -33,27 +33,31 @@ JUDGES = ("lm_eval", "evalplus")
 Log = Callable[[str], None]
 
 
-def run(seed: int, out: Path, size: str, log: Log = print) -> Result | dict[str, Any]:
+def run(seed: int, out: Path, size: str, log: Log = print) -> dict[str, Any]:
     """Claims, `table.json` and a picture in `out`; samples and what was measured while making them in `out/table`."""
-    started, plan = time.perf_counter(), PLANS[size]
+    plan = PLANS[size]
     seeds = [seed + number for number in range(plan.seeds)]
     facts = write_samples(plan, seeds, out / "table", size, log)
+    speed = speed_claim(facts, firm=size == "full")
+    seconds = sum(sum(each["seconds"].values()) for each in facts)
     missing = [name for name in JUDGES if find_spec(name) is None]
     if missing:
-        log(f"not judged: {', '.join(missing)} not installed. Where they are, run this again with the samples in place")
-        claims, cells, figures = [], {}, []
-    else:
-        found = judge(plan, seeds, out / "table", size, log)
-        cells, figures = table_of(found), drawn(lambda: _draw(found, out))
-        claims = quality_claims(found, firm=size == "full")
-    claims = [*claims, speed_claim(facts, firm=facts[0]["hardware"] != "x86_64 CPU")]
-    seconds = time.perf_counter() - started + sum(sum(each["seconds"].values()) for each in facts)
-    result = Result("table", claims, seed, size, seconds, figures, {"cells": cells, "seeds": facts})
-    content = result.write(out)
-    made = {name: facts[0][name] for name in ("hardware", "threads", "commit", "versions")}
-    content |= {**made, "judged on": {name: content[name] for name in ("hardware", "commit", "versions")}}
+        log(
+            f"not judged, no table: {', '.join(missing)} not installed. Run it again where they are, beside the samples"
+        )
+        return asdict(Result("table", [speed], seed, size, seconds))
+    found = judge(plan, seeds, out / "table", size, log)
+    claims = [*quality_claims(found, firm=size == "full"), speed]
+    tables = {"cells": table_of(found), "seeds": facts}
+    result = Result("table", claims, seed, size, seconds, drawn(lambda: _draw(found, out)), tables)
+    content = {**asdict(result), **made_on(facts), "judged on": environment()}
     write_text(out / "table.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return content
+
+
+def made_on(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the samples were made, which may be another machine than this one."""
+    return {name: facts[0][name] for name in ("hardware", "threads", "commit", "versions")}
 
 
 def _draw(found: Pooled, out: Path) -> str:

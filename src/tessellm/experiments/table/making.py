@@ -20,22 +20,20 @@ from .models import EQ2, columns, llama, tuned
 from .plan import Plan
 from .problems import KINDS, Problem, digest, problems
 from .texts import READERS
-from .tokens import Texts, make_tokenizer, pool
+from .tokens import library, make_tokenizer
 from .writing import Sample, notebook_pace, write_column
 
 Log = Callable[[str], None]
 
 
 class Library:
-    """The tokenizer and what every reader reads: the same for all seeds, made when first asked for."""
+    """The tokenizer and what every reader reads: the same for all seeds."""
 
     def __init__(self, plan: Plan, log: Log):
         since = time.perf_counter()
         self.tokenizer = make_tokenizer(plan.level, plan.vocabulary, min(plan.texts, 20_000))
         processes = max(1, (os.cpu_count() or 1) - 1) if plan.texts >= 100_000 else 1
-        self.texts: dict[str, Texts] = {
-            reader: pool(self.tokenizer, plan.level, reader, plan.texts, 0, processes) for reader in READERS
-        }
+        self.texts = library(self.tokenizer, plan.level, plan.texts, processes=processes)
         tokens = sum(sum(texts.length_N) for texts in self.texts.values())
         log(f"{len(READERS) * plan.texts:,} texts of {tokens:,} tokens in {time.perf_counter() - since:.0f} s")
 

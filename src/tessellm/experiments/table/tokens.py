@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ END = "</s>"
 WORDS = r"\n| +(?= )| ?[A-Za-z_]+| ?[0-9]| ?[^\sA-Za-z_0-9]+| "
 NOTHING = -1  # the owner of padding
 CHUNK = 2000  # texts that one process makes at a time
+Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens and owners of some texts, end to end; the texts' lengths
 
 
 class Texts(NamedTuple):
@@ -35,7 +37,6 @@ class Texts(NamedTuple):
 def make_tokenizer(level: Level, vocabulary: int, texts: int, seed: int = 0) -> Any:
     """Trained on what the base reads, and what the experts do: everyone's texts have the same words."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,6 +50,12 @@ def make_tokenizer(level: Level, vocabulary: int, texts: int, seed: int = 0) -> 
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     core.train_from_iterator(written, trainer)
+    return _dressed(core)
+
+
+def _dressed(core: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END)
 
 
@@ -63,41 +70,50 @@ def encode(tokenizer: Any, pieces: Sequence[Piece]) -> tuple[list[int], list[int
     return [*ids, tokenizer.eos_token_id], [*owners, pieces[-1][1]]
 
 
-def _texts_of(tokenizer: Any, level: Level, reader: str, count: int, seed: str) -> list[tuple[list[int], list[int]]]:
-    rng = random.Random(seed)
-    return [encode(tokenizer, write_text(rng, level, reader)) for _ in range(count)]
-
-
-def _part(given: tuple[str, Level, str, int, str]) -> list[tuple[list[int], list[int]]]:
-    """In a process of its own: the tokenizer travels as its file's text."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    content, *rest = given
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content), eos_token=END, pad_token=END)
-    return _texts_of(tokenizer, *rest)
-
-
-def pool(tokenizer: Any, level: Level, reader: str, count: int, seed: int, processes: int = 1) -> Texts:
-    """So many texts for a reader; the same however many processes make them."""
+def library(tokenizer: Any, level: Level, count: int, seed: int = 0, processes: int = 1) -> dict[str, Texts]:
+    """So many texts for every reader; the same however many processes make them."""
     sizes = [min(CHUNK, count - first) for first in range(0, count, CHUNK)]
-    seeds = [f"{reader}/{seed}/{number}" for number in range(len(sizes))]
+    content = tokenizer.backend_tokenizer.to_str()
+    given = [
+        (content, level, reader, size, f"{reader}/{seed}/{number}")
+        for reader in READERS
+        for number, size in enumerate(sizes)
+    ]
     if processes == 1:
-        parts = [_texts_of(tokenizer, level, reader, *each) for each in zip(sizes, seeds, strict=True)]
+        parts = list(map(_part, given))
     else:
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        content = tokenizer.backend_tokenizer.to_str()
-        given = [(content, level, reader, *each) for each in zip(sizes, seeds, strict=True)]
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
             parts = list(workers.map(_part, given))
-    rows = sorted((row for part in parts for row in part), key=lambda row: len(row[0]))
-    longest = len(rows[-1][0])
-    tokens_NT = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int16)
-    owner_NT = torch.full((len(rows), longest), NOTHING, dtype=torch.int8)
-    for number, (ids, owners) in enumerate(rows):
-        tokens_NT[number, : len(ids)] = torch.tensor(ids)
-        owner_NT[number, : len(ids)] = torch.tensor(owners)
-    return Texts(tokens_NT, owner_NT, [len(ids) for ids, _ in rows])
+    each = len(sizes)
+    return {reader: _joined(parts[n * each : (n + 1) * each]) for n, reader in enumerate(READERS)}
+
+
+def _part(given: tuple[str, Level, str, int, str]) -> Part:
+    """Some texts, in any process: the tokenizer travels as its file's text."""
+    from tokenizers import Tokenizer
+
+    content, level, reader, count, seed = given
+    tokenizer, rng = _dressed(Tokenizer.from_str(content)), random.Random(seed)
+    ids: list[int] = []
+    owners: list[int] = []
+    lengths = []
+    for _ in range(count):
+        tokens, own = encode(tokenizer, write_text(rng, level, reader))
+        ids += tokens
+        owners += own
+        lengths.append(len(tokens))
+    return np.array(ids, np.int16), np.array(owners, np.int8), np.array(lengths)
+
+
+def _joined(parts: Sequence[Part]) -> Texts:
+    """Rows of one width, the shortest text first."""
+    ids, owners, lengths = (torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True))
+    there_NT = torch.arange(int(lengths.max())) < lengths[:, None]
+    tokens_NT = torch.zeros(there_NT.shape, dtype=torch.int16).masked_scatter_(there_NT, ids)
+    owner_NT = torch.full(there_NT.shape, NOTHING, dtype=torch.int8).masked_scatter_(there_NT, owners)
+    order = lengths.argsort(stable=True)
+    return Texts(tokens_NT[order], owner_NT[order], lengths[order].tolist())

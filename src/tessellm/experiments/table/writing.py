@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...continuations import Request
+from ...continuations import Request, stop_position
 from ...decoding.bench.loops import Loop
-from ...evaluate.writer import Ask, Writer
+from ...evaluate.writer import Ask, Writer, Written
 from ...model import ComposedForCausalLM
 from .problems import Problem
 from .tokens import END
@@ -47,10 +47,14 @@ class Pace:
 
 
 def asks(tokenizer: Any, asked: Sequence[Problem], new_tokens: int) -> list[Ask]:
-    return [
-        Ask(tuple(tokenizer(problem.prompt)["input_ids"]), Request(new_tokens, stop=STOPS[problem.kind]))
-        for problem in asked
-    ]
+    return [Ask(tuple(tokenizer(problem.prompt)["input_ids"]), Request(new_tokens)) for problem in asked]
+
+
+def cut(written: Written, kind: str) -> Written:
+    """What came before the first stop text. Nearly all texts end by themselves, and to read each after every token
+    takes longer than to write it."""
+    end = stop_position(written.text, STOPS[kind])
+    return written if end is None else replace(written, text=written.text[:end], finish_reason="stop")
 
 
 def write_column(
@@ -61,14 +65,15 @@ def write_column(
     new_tokens: int,
     slots: int,
 ) -> tuple[list[Sample], Pace]:
-    """Samples in the problems' order."""
-    since = time.perf_counter()
-    places = [(kind, number) for kind, problems in asked.items() for number in range(len(problems))]
-    every = asks(model.tokenizer, [problem for problems in asked.values() for problem in problems], new_tokens)
-    written = dict(Writer(model, slots).write(every))
-    samples = [
-        Sample(seed, name, *places[number], **asdict(written[number])) for number in range(len(places))
-    ]  # fmt: skip
+    """Samples in the problems' order. A kind at a time, the longest first: the engine is kept, and none of them has the
+    tokens that compiling a rule is worth."""
+    since, writer = time.perf_counter(), Writer(model, slots)
+    samples: list[Sample] = []
+    for kind in sorted(asked, key=lambda kind: -max(len(problem.prompt) for problem in asked[kind])):
+        written = dict(writer.write(asks(model.tokenizer, asked[kind], new_tokens)))
+        samples += [
+            Sample(seed, name, kind, number, **asdict(cut(written[number], kind))) for number in sorted(written)
+        ]
     return samples, Pace(time.perf_counter() - since, sum(sample.tokens for sample in samples))
 
 
