@@ -59,7 +59,7 @@ def test_a_merge_loads_with_its_tokenizer_and_dare_with_its_seed(folders: Mappin
 
 
 def test_dare_drops_and_rescales_as_the_reference_does(folders: Mapping[str, str], tmp_path: Path) -> None:
-    """What is drawn differs; that every entry is the base's with each delta dropped or doubled, and how often, do not."""
+    """Draws differ. That every entry is the base's with each delta dropped or doubled does not, nor how often."""
     experts = {name: path for name, path in folders.items() if name != "base"}
     members = [weights(folders[name]) for name in ("base", "math", "coding")]
     stacked = {key: torch.stack([member[key] for member in members]) for key in members[0]}
