@@ -77,7 +77,6 @@ EXPERIMENTS = {
     "table": Experiment(
         "table.experiment",
         "the paper's table in miniature: members trained here, merges beside, judged by lm-eval and evalplus",
-        in_all=False,
     ),
     "rule-cost": Experiment("rule_cost", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
