@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from tessellm.experiments.prediction import experiment, letters, skills
+from tessellm.experiments.prediction import experiment, letters, skills, trig
 from tessellm.experiments.skills import chains
 from tessellm.experiments.skills.members import Recipe
 from tessellm.experiments.stacked import Shape
@@ -37,7 +37,10 @@ def test_from_training_to_claims(tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(skills, "QUICK", skills.Plan(small, (10, 30), (2,), 8, 20))
     monkeypatch.setattr(experiment, "RESAMPLES", 50)
-    content = experiment.run(3, tmp_path, "cpu", log=lambda text: None)
+    monkeypatch.setattr(trig, "KEPT", tmp_path / "none")
+    said = []
+    content = experiment.run(3, tmp_path, "cpu", log=said.append)
+    assert f"trig is left out: no trained members at {tmp_path / 'none'}" in "\n".join(said)
     assert json.loads((tmp_path / "prediction.json").read_text())["seed"] == 3
     assert (tmp_path / "prediction.png").stat().st_size > 10_000
     rows = content["tables"]["compositions"]

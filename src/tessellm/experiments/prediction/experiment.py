@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...diagnose.score import chance_right
 from ..claims import Claim, Result
-from . import letters, skills
+from . import letters, skills, trig
 from .compositions import Judged
 
 Benchmark = Callable[[int, str, str, Callable[[str], None]], Iterator[Judged]]
-BENCHMARKS: dict[str, Benchmark] = {"letters": letters.judged, "skills": skills.judged}
+BENCHMARKS: dict[str, Benchmark] = {"letters": letters.judged, "skills": skills.judged, "trig": trig.judged}
 RESAMPLES = 2000
 
 
@@ -60,7 +60,8 @@ def interval(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> tuple[f
 
 def row_of(judged: Judged, seed: int) -> dict[str, Any]:
     about = judged.description
-    members = f"{judged.benchmark} {seed}, {about['updates']} updates, {about.get('regime', '')}"
+    made = f"{about['updates']} updates" if "updates" in about else f"strength {about['strength']:g}"
+    members = f"{judged.benchmark} {seed}, {made}, {about.get('regime', '')}"
     return {
         "benchmark": judged.benchmark,
         "seed": seed,
@@ -72,7 +73,9 @@ def row_of(judged: Judged, seed: int) -> dict[str, Any]:
     }
 
 
-def claims_of(rows: Sequence[Mapping[str, Any]], seed: int) -> list[Claim]:
+def claims_of(every: Sequence[Mapping[str, Any]], seed: int) -> list[Claim]:
+    """Of the compositions that know together what they are asked; and what is predicted of those that do not."""
+    rows = [row for row in every if not row.get("missing")]
     measured = [row["measured"] for row in rows]
     value = spearman([row["predicted"] for row in rows], measured)
     low, high = (round(each, 4) for each in interval(rows, "predicted", seed))
@@ -91,6 +94,11 @@ def claims_of(rows: Sequence[Mapping[str, Any]], seed: int) -> list[Claim]:
             some = [row for row in rows if row[key] == kind]
             found = spearman([row["predicted"] for row in some], [row["measured"] for row in some])
             claims.append(Claim(f"{key} {kind}", f"{judged}, {kind} alone ({len(some)})", round(found, 4)))
+    blind = [row for row in every if row.get("missing")]
+    if blind:
+        means = [round(sum(row[name] for row in blind) / len(blind), 4) for name in ("predicted", "measured")]
+        statement = f"what no trace shows: mean share predicted and measured where no expert knows how ({len(blind)})"
+        claims.append(Claim("blind", statement, means))
     return claims
 
 
@@ -119,17 +127,17 @@ def draw(content: dict[str, Any], out: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    rows = content["tables"]["compositions"]
+    rows = [row for row in content["tables"]["compositions"] if not row.get("missing")]
     by_id = {claim["id"]: claim["value"] for claim in content["claims"]}
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    marks = {"letters": "o", "skills": "s"}
+    marks = {"letters": "o", "skills": "s", "trig": "^"}
     for rule, shade in (("product", "C3"), ("evidence", "C0")):
-        for benchmark in BENCHMARKS:
-            some = [row for row in rows if row["rule"] == rule and row["benchmark"] == benchmark]
+        for benchmark in sorted({row["benchmark"] for row in rows}):
+            some = [row for row in rows if (row["rule"], row["benchmark"]) == (rule, benchmark)]
             for axis, name in ((left, "predicted"), (right, "mean KL")):
                 axis.plot(
-                    [row[name] for row in some], [row["measured"] for row in some], marks.get(benchmark, "^"),
+                    [row[name] for row in some], [row["measured"] for row in some], marks[benchmark],
                     color=shade, markersize=4, alpha=0.6, label=f"{benchmark}, {rule}",
                 )  # fmt: skip
     left.plot([0, 1], [0, 1], color="0.6", linewidth=1)

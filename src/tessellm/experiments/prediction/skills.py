@@ -33,7 +33,7 @@ class Plan:
 QUICK = Plan(
     Recipe(Shape(chains.VOCABULARY, 64, 2, 2), skills=(1, 4, 6), steps=2, base_updates=400, base_rows=32,
            base_rate=3e-3, expert_rows=24, expert_rate=2e-3),
-    (200, 400, 800), (2, 3), 48, 200,
+    (100, 200, 400), (2, 3), 48, 200,
 )  # fmt: skip
 FULL = Plan(
     Recipe(Shape(chains.VOCABULARY, 128, 2, 4), dtype=torch.bfloat16, compiled=True), (300, 600, 1200, 2400), (2, 4, 8),

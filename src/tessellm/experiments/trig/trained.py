@@ -57,13 +57,18 @@ def models(members: Params, device: str = "cpu") -> dict[str, Any]:
 @torch.no_grad()
 def write(model: Any, asked: Sequence[Proof]) -> list[list[str]]:
     """What the model writes after each prompt, all in one batch."""
-    prompts = [encode(problem.prompt) for problem in asked]
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
-    longest = min(SLACK + max(len(problem.continuation) for problem in asked), SHAPE.context - width)
+    ids, longest = padded(asked, model.device)
     options = {"do_sample": False, "eos_token_id": NUMBER[DOT], "pad_token_id": PADDING, "max_new_tokens": longest}
     made = model.generate(ids, attention_mask=(ids != PADDING).long(), **options)
-    return [words(row) for row in made[:, width:].tolist()]
+    return [words(row) for row in made[:, ids.shape[1] :].tolist()]
+
+
+def padded(asked: Sequence[Proof], device: Any) -> tuple[Tensor, int]:
+    """The prompts, padded before, and how much may be written after them."""
+    prompts = [encode(problem.prompt) for problem in asked]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PADDING] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    return ids, min(SLACK + max(len(problem.continuation) for problem in asked), SHAPE.context - width)
 
 
 def words(numbers: Sequence[int]) -> list[str]:
