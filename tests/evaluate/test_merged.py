@@ -15,7 +15,9 @@ from tessellm.errors import MemberError
 from tessellm.evaluate import tasks
 from tessellm.evaluate.columns import alone
 from tessellm.evaluate.development import choose
+from tessellm.evaluate.evaluation import Plan
 from tessellm.evaluate.merged import Merged
+from tessellm.evaluate.splits import Part
 
 from conftest import CHARACTERS, SPECIAL, build_model, character_tokenizer, logits, perturbed, save_member
 
@@ -123,6 +125,14 @@ def test_rules_and_merges_are_columns_with_their_strengths_stated(
     assert asked["ties"] == asked["base"]  # the same prompts in every column
     assert not asked["0.5"] & asked["ties"]
     assert cli(*arguments, *choosing, "--seed", 4).code == 2  # other development problems: another evaluation
+
+
+def test_problems_that_something_was_chosen_on_before_are_kept_out_too() -> None:
+    assert Plan(("math",)).part == Part(0)
+    assert Plan(("math",), merges=("linear",)).part == Part(0)  # nothing to choose
+    assert Plan(("math",), merges=("ties",), strengths=(0.5,)).part == Part(0)
+    assert Plan(("math",), merges=("ties",), seed=2).part == Part(50, 2)
+    assert Plan(("math",), develop=7).part == Part(7)
 
 
 def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:

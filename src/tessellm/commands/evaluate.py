@@ -25,7 +25,9 @@ def evaluate(
     strengths: Annotated[
         str, typer.Option(help="Strengths of merges to choose among; one alone is taken as it is.")
     ] = "",
-    develop: Annotated[int, typer.Option(min=1, help="Problems a task that strengths are chosen on.")] = 50,
+    develop: Annotated[
+        int | None, typer.Option(min=1, help="Problems a task for choosing, kept out of the table; 50 with --merges.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which problems those are; what the merge dare leaves out.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None,

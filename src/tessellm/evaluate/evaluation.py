@@ -30,6 +30,7 @@ from .runner import Runner, headline_scores
 from .splits import Part
 
 KINDS = ("base", "experts", "composition")
+DEVELOP = 50
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Plan:
     rules: tuple[str, ...] = ()  # a composition's column for each; its own rule if none is given
     merges: tuple[str, ...] = ()  # methods, or "all"
     strengths: tuple[float, ...] | None = None  # to choose among, instead of each method's own
-    develop: int = 50
+    develop: int | None = None  # problems a task that are kept out of the table; where something is chosen, DEVELOP
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class Plan:
         for method in self.merges:
             if method not in METHODS and method != "all":
                 raise RecipeError(f"unknown merging method {method!r}; {nearest(method, (*METHODS, 'all'))}")
-        if self.develop < 1:
+        if self.develop is not None and self.develop < 1:
             raise RecipeError(f"expected at least one development problem a task; got {self.develop}")
 
     def for_experts(self, count: int) -> Plan:
@@ -64,9 +65,9 @@ class Plan:
 
     @property
     def part(self) -> Part:
-        """The test problems: all, unless something is chosen on development problems."""
+        """The test problems: all, unless something is, or was, chosen on development problems."""
         choosing = any(len(strengths_of(method, self.strengths)) > 1 for method in self.merges)
-        return Part(self.develop if choosing else 0, self.seed)
+        return Part(self.develop or (DEVELOP if choosing else 0), self.seed)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _merge_columns(
 ) -> dict[str, Column]:
     """A column for every merge of the model's members; how strong it is is chosen when its turn comes."""
     merged = Merged(model, folder / "merges", plan.seed)
-    part = Part(plan.develop, plan.seed, development=True)
+    part = replace(plan.part, development=True)
 
     def score(candidate: ComposedForCausalLM, name: str, journals: Path) -> dict[str, float]:
         outcomes = dict(runner.run(name, candidate, plan.tasks, journals, part))
