@@ -51,11 +51,16 @@ class Request:
         Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)  # which says what cannot be asked for
 
 
+def unusual_settings(model: ComposedForCausalLM) -> list[str]:
+    """What the generation config asks for and only the reference knows."""
+    return sorted(key for key, plain in PLAIN.items() if getattr(model.generation_config, key, None) not in plain)
+
+
 def engine_for(
     model: ComposedForCausalLM, rows: Sequence[Sequence[int]], request: Request, batch_size: int = 8
 ) -> Engine:
     """An engine with room for these rows. EngineError: use the reference."""
-    unknown = sorted(key for key, plain in PLAIN.items() if getattr(model.generation_config, key, None) not in plain)
+    unknown = unusual_settings(model)
     if unknown:
         raise EngineError(f"the generation config sets {', '.join(unknown)}, which the fast path does not know")
     slots = max(1, min(batch_size, len(rows)))

@@ -7,7 +7,8 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── CheckpointError      a composition's folder that is cut off, changed or cannot be written
 ├── PromptError          a prompt that is empty or longer than the shortest context
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
-├── EngineError          what the fast path cannot run: an architecture, a size, a memory
+├── EngineError          what the fast path cannot run: a size, a memory
+│   └── FastPathError    members that the reference path alone can run
 └── MissingExtraError    an optional package that is not installed
 """
 
@@ -48,6 +49,10 @@ class GenerationError(TessellmError, ValueError):
 
 
 class EngineError(TessellmError):
+    pass
+
+
+class FastPathError(EngineError):
     pass
 
 

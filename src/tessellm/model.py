@@ -130,7 +130,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         caches = cache.caches if cache is not None else [None] * len(self.members)
         logits_M = [
-            self._member_logits(name, input_ids, member_cache, rows, inputs)
+            self.member_logits(name, input_ids, member_cache, rows, inputs)
             for name, member_cache in zip(self.members, caches, strict=True)
         ]
         steps = logits_M[0].shape[1]
@@ -151,10 +151,10 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         )
         return output if return_dict is not False else output.to_tuple()
 
-    def _member_logits(
+    def member_logits(
         self, name: str, input_ids: Tensor, cache: Cache | None, rows: int | Tensor, inputs: Mapping[str, Any]
     ) -> Tensor:
-        """One member's logits over the shared vocabulary, on the composition's device."""
+        """One member's logits over the shared vocabulary, on the device of the ids."""
         member, alignment = self.member(name), self.alignments[name]
         moved = {key: value.to(member.device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
         output = member(

@@ -17,13 +17,19 @@ def serve(
         list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
     ] = None,
     engine: Annotated[
-        Literal["tessellm", "vllm"],
-        typer.Option(help="tessellm: this machine, with a playground; vllm: vLLM's server, one GPU to many nodes."),
+        Literal["tessellm", "reference", "vllm"],
+        typer.Option(
+            help="tessellm: this machine, with a playground, by the fast path where it can run; reference: the same, "
+            "never by the fast path; vllm: vLLM's server, one GPU to many nodes."
+        ),
     ] = "tessellm",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     api_key: Annotated[
         str | None, typer.Option(envvar="TESSELLM_API_KEY", help="Let in only who has it.", show_default=False)
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="The same, from a file that holds nothing else.", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
     context: Annotated[int | None, typer.Option(min=2, help="Tokens a slot holds; the members', up to 4096.")] = None,
@@ -45,12 +51,13 @@ def serve(
         return
     if extra:
         raise RecipeError(f"options after -- are for --engine vllm; got {' '.join(extra)}")
+    api_key = _key_in(api_key_file) if api_key_file else api_key
     from ..serve.server import serve as serve_here
     from ..serve.settings import Settings
 
     settings = Settings(
         host=host, port=port, api_key=api_key, slots=slots, context=context, queue=queue, seconds=timeout,
-        drain_seconds=drain_timeout, log_prompts=log_prompts,
+        drain_seconds=drain_timeout, log_prompts=log_prompts, reference=engine == "reference",
     )  # fmt: skip
     if not settings.local and not api_key:
         err.print(f"note: anyone who reaches {host} may use this server; --api-key lets in only who has the key")
@@ -58,3 +65,11 @@ def serve(
     serve_here(
         lambda: load(model, device, dtype), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True)
     )
+
+
+def _key_in(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RecipeError(f"the API key cannot be read from {file}: {why}") from error

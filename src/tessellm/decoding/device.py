@@ -16,7 +16,7 @@ from torch import Tensor
 from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
 from ..rules import Rule, normalised, working_dtype
-from .groups import Group, member_logits
+from .groups import Members, member_logits
 from .requests import Request
 from .sampling import choose, uniform
 from .voices import Special, Voice
@@ -37,7 +37,7 @@ def _part(state: Any, slots: Any) -> Any:
 class SlotState:
     """Buffers of S slots. A position of −1 marks a slot that nobody uses."""
 
-    def __init__(self, model: ComposedForCausalLM, groups: Sequence[Group], slots: int):
+    def __init__(self, model: ComposedForCausalLM, groups: Sequence[Members], slots: int):
         device = model.device
         self.rule, self.groups, self.device = model.rule, groups, device
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)

@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import EngineError, GenerationError, PromptError
+from ..errors import EngineError, FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from .device import SlotState
-from .groups import Group, make_groups
+from .groups import Members, make_groups
+from .plain import plain_groups
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
 from .self_check import check, refuse_unknown
 from .speculation import Speculation, Speculator
-from .steps import make_steps
+from .steps import Steps, make_steps
 from .voices import Special, Voice, Watcher, special
 
 CHUNK = 256  # tokens of a prompt that are fed at once
@@ -47,30 +48,34 @@ class Engine:
         compiled: bool = True,
         speculation: Speculation | None = None,
         window: int = 0,
+        reference: bool = False,
     ):
-        """`window`: the longest of any rule that requests bring, if longer than that of the composition's own."""
+        """`window`: the longest of any rule that requests bring, if longer than that of the composition's own.
+        `reference`: members run as model.py runs them, one sequence after another, whatever they are."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
-        if getattr(model, "hf_device_map", None):
-            raise EngineError("the fast path needs all members on one device; these are on several")
         limit = model.config.max_position_embeddings or None
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
         self.window = max(model.rule.window, window)
-        refuse_unknown(model)
-        groups = self._checked_groups(slots, stacked)
+        if reference and speculation:
+            raise EngineError("drafts are for the fast path; leave out either reference or speculation")
+        groups: Sequence[Members] = plain_groups(model) if reference else self._checked_groups(slots, stacked)
         self.state = SlotState(model, groups, slots)
-        self.steps = make_steps(self.state, self.context, compiled)
+        self.steps = Steps(self.state, self.context) if reference else make_steps(self.state, self.context, compiled)
         self.speculator = speculation and Speculator(speculation, model, self.state, self.steps)
-        self.prefixes = Prefixes(slots, self.window + 1)
+        self.prefixes = Prefixes(slots, self.context if reference else self.window + 1)
         self.chunk, self.pass_tokens, self.most_rows = CHUNK, PREFILL_TOKENS, slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
         self._failed: list[Request] = []  # since the last step
         self.in_slot: list[Request | None] = [None] * slots
         self._arriving: deque[Arriving] = deque()
 
-    def _checked_groups(self, slots: int, stacked: bool | None) -> list[Group]:
+    def _checked_groups(self, slots: int, stacked: bool | None) -> Sequence[Members]:
         """Groups that compute what their members do: stacked as wished, else apart."""
+        if getattr(self.model, "hf_device_map", None):
+            raise FastPathError("the fast path needs all members on one device; these are on several")
+        refuse_unknown(self.model)
         try:
             groups = make_groups(self.model, slots, self.context, stacked)
             check(self.model, groups, slots, self.context)

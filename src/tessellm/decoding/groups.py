@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,17 @@ from ..model import ComposedForCausalLM
 from ..speakers import Alignment
 from .slots import Pass, SlotCache
 from .stacking import can_stack, shares_base, stack
+
+
+class Members(Protocol):
+    """What runs members over slots: a Group, or a member as it is (plain.py)."""
+
+    members: tuple[int, ...]
+    cache: Any
+
+    def logits(
+        self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+    ) -> list[Tensor]: ...
 
 
 @dataclass
@@ -98,7 +109,7 @@ def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
 
 
 def member_logits(
-    groups: Sequence[Group], token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+    groups: Sequence[Members], token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
 ) -> list[Tensor]:
     """Logits of all members, in the composition's order: [B, keep, V] each."""
     found: dict[int, Tensor] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import EngineError
+from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
 from .groups import Group, member_logits
 
@@ -31,7 +31,7 @@ def refuse_unknown(model: ComposedForCausalLM) -> None:
         member = model.member(name)
         why = _unknown(member)
         if why:
-            raise EngineError(
+            raise FastPathError(
                 f"member {name!r} ({type(member).__name__}) cannot run on the fast path: {why}. {REFERENCE}"
             )
 
@@ -65,9 +65,9 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
     except torch.OutOfMemoryError:
         raise
     except EngineError as error:
-        raise EngineError(f"{error}. {REFERENCE}") from error
+        raise FastPathError(f"{error}. {REFERENCE}") from error
     except Exception as error:
-        raise EngineError(
+        raise FastPathError(
             f"the fast path cannot run these members ({type(error).__name__}: {error}). {REFERENCE}"
         ) from error
     for name, found_TV, expected_TV in zip(model.members, found_MTV, expected[:, 0], strict=True):
@@ -101,7 +101,7 @@ def _compare(name: str, member: PreTrainedModel, found_TV: Tensor, expected_TV: 
     damaged = bool(expected_TV.isnan().any())  # its requests will say so
     limit = TOLERANCE.get(member.dtype, HALF_TOLERANCE)
     if not damaged and not error.item() <= limit:
-        raise EngineError(
+        raise FastPathError(
             f"the fast path does not compute what member {name!r} ({type(member).__name__}) computes: its "
             f"log-probabilities are off by {error.item():.2g} of their spread (limit {limit:g}). {REFERENCE}"
         )
@@ -114,6 +114,6 @@ def _check_windows(group: Group) -> None:
     slides = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
     window = getattr(config, "sliding_window", None)
     if window and slides and now is not None and window not in now.windows:
-        raise EngineError(
+        raise FastPathError(
             f"the attention of {type(group.module).__name__} does not say that its window is {window}. {REFERENCE}"
         )

@@ -32,8 +32,9 @@ class Steps:
         how: str | None,
         special: Special | None = None,
     ) -> None:
-        cells = self._cells(int(position_BT.max()) + 1)
-        self.state.prefill(torch.tensor(slots), token_BT, position_BT, cells, how, special)
+        cells, device = self._cells(int(position_BT.max()) + 1), self.state.device
+        slot_B, token_BT, position_BT = (part.to(device) for part in (torch.tensor(slots), token_BT, position_BT))
+        self.state.prefill(slot_B, token_BT, position_BT, cells, how, special)
 
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         self.state.decode(rows, self._cells(cells), how, special)

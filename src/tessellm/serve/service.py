@@ -10,11 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from ..continuations import unusual_settings
 from ..decoding.engine import Engine
 from ..decoding.requests import Request
 from ..decoding.sampling import Sampling
 from ..diagnose.shown import colour, line_style
-from ..errors import GenerationError, PromptError
+from ..errors import FastPathError, GenerationError, PromptError
 from ..generation import tokenizer_of
 from ..model import ComposedForCausalLM
 from ..rules import RULES
@@ -57,8 +58,10 @@ class Service:
     def __init__(self, model: ComposedForCausalLM, name: str, settings: Settings):
         self.model, self.settings, self.created = model, settings, int(time.time())
         self.tokenizer = tokenizer_of(model)
+        if unused := unusual_settings(model):
+            log.warning("the generation config sets %s, which this server does not know", ", ".join(unused))
         self.speakers, self.metrics = Speakers(model, name), Metrics()
-        self.engine = Engine(model, settings.slots, settings.context, window=self.speakers.window)
+        self.engine = _engine(model, settings, self.speakers.window)
         self.scheduler = Scheduler(self.engine, settings.queue, self._ended)
         choices = min(settings.choices, self.scheduler.room)
         self.prompts = Prompts(self.tokenizer, self.engine.context, model.config.vocab_size, choices)
@@ -170,6 +173,17 @@ class Service:
             "%d tokens read, %d written, %s, %.3f s",
             len(request.prompt), len(request.tokens), request.finish_reason, now - request.submitted,
         )  # fmt: skip
+
+
+def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engine:
+    """The fast path; the reference path where it was asked for, or where the members can run on no other."""
+    if not settings.reference:
+        try:
+            return Engine(model, settings.slots, settings.context, window=window)
+        except FastPathError as error:
+            log.warning("%s", error)
+            log.warning("serving by the reference path: slower, and one sequence after another")
+    return Engine(model, settings.slots, settings.context, window=window, reference=True)
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:

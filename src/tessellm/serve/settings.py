@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..errors import RecipeError
@@ -24,6 +25,7 @@ class Settings:
     body_bytes: int = 1 << 20
     choices: int = 16  # prompts times n, in one request
     log_prompts: bool = False
+    reference: bool = False  # run members as model.py does, though the fast path may know them
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
@@ -36,6 +38,11 @@ class Settings:
             raise RecipeError(f"expected at least 0 for queue; got {self.queue}")
         if self.api_key is not None and not self.api_key.strip():
             raise RecipeError("the API key is empty; leave it out to let everyone in")
+
+    @property
+    def whole_drain_seconds(self) -> int | None:
+        """Rounded up; None where there is no end to them."""
+        return None if math.isinf(self.drain_seconds) else math.ceil(self.drain_seconds)
 
     @property
     def local(self) -> bool:

@@ -1,0 +1,76 @@
+"""The engine with members as they are: what model.py writes, for architectures that the fast path refuses too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tessellm
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.voices import Voice
+from tessellm.errors import EngineError, FastPathError
+from tessellm.rules import make_rule
+
+from conftest import VOCAB, build_model, perturbed
+from decoding_cases import prompts, unexcused
+
+
+@pytest.fixture(scope="module")
+def bloom() -> Any:
+    """Its attention has a position bias that the fast path does not know."""
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
+    base = transformers.BloomForCausalLM(settings).eval()
+    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+
+
+def test_what_the_fast_path_refuses_is_written_as_by_the_reference(bloom: Any) -> None:
+    with pytest.raises(FastPathError, match="reference path"):
+        Engine(bloom, slots=2)
+    requests = Engine(bloom, slots=3, reference=True).generate(prompts(7, 60, seed=1), Sampling(max_new_tokens=12))
+    assert not unexcused(bloom, requests)
+    row = requests[0]
+    written = bloom.generate(torch.tensor([row.prompt]), max_new_tokens=12, do_sample=False)[0, len(row.prompt) :]
+    assert row.tokens == written.tolist()
+
+
+def test_it_writes_what_the_fast_path_writes() -> None:
+    """Also for long prompts, which are fed in pieces, for seeds, and after requests that left."""
+    base = build_model("llama", max_position_embeddings=512)
+    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": build_model("gpt2", 3, n_positions=512)})
+    texts = prompts(6, 60, seed=4) + [text * 9 for text in prompts(2, 50, seed=5) if len(text) > 20]
+    samplings = [Sampling(10, temperature=0.8 * (n % 2), seed=n) for n in range(len(texts))]
+    assert max(map(len, texts)) > 256 + 64
+    fast = Engine(model, slots=4).generate(texts, samplings)
+    engine = Engine(model, slots=4, reference=True)
+    left = [engine.submit(text, Sampling(50)) for text in prompts(3, 30, seed=6)]
+    for _ in range(3):
+        engine.step()
+    for request in left[:2]:
+        engine.cancel(request)
+    assert [r.tokens for r in engine.generate(texts, samplings)] == [r.tokens for r in fast]
+    while engine.busy:
+        engine.step()
+    assert [request.finish_reason for request in left] == ["cancelled", "cancelled", "length"]
+    assert not unexcused(model, left[2:])
+
+
+def test_other_voices_speak_and_drafts_are_refused(bloom: Any) -> None:
+    alone = Voice(make_rule("product", (0.0, 1.0)), frozenset())
+    engine = Engine(bloom, slots=2, window=64, reference=True)
+    (text,) = prompts(1, 40, seed=7)
+    request = engine.submit(text, Sampling(10, ignore_end=True), alone)
+    other = engine.submit(text, Sampling(10, ignore_end=True))
+    while engine.busy:
+        engine.step()
+    written = bloom.member("b").generate(torch.tensor([text]), max_new_tokens=10, do_sample=False, eos_token_id=None)
+    assert request.tokens == written[0, len(text) :].tolist()
+    assert not unexcused(bloom, [other])
+    with pytest.raises(EngineError, match="drafts are for the fast path"):
+        Engine(bloom, slots=1, reference=True, speculation=Speculation("lookup"))

@@ -1,0 +1,98 @@
+"""From a request to its answer without HTTP: what is served by which path."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import tessellm
+from tessellm.serve import server
+from tessellm.serve.schema import CompletionRequest
+from tessellm.serve.service import Service
+from tessellm.serve.settings import Settings
+
+from conftest import VOCAB, build_model, character_tokenizer, perturbed
+
+PROMPT = "what is 2+2?"
+
+
+@pytest.fixture(scope="module")
+def bloom() -> Any:
+    """A composition that the fast path refuses."""
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
+    base = transformers.BloomForCausalLM(settings).eval()
+    model = tessellm.compose(base, {"math": perturbed(base, 1), "coding": perturbed(base, 2)})
+    model.tokenizer = character_tokenizer()
+    return model
+
+
+def answers(service: Service, *asked: dict[str, Any]) -> list[Any]:
+    """To all of them at once."""
+
+    async def one(request: CompletionRequest) -> Any:
+        return await service.whole(await service.complete(request))
+
+    async def main() -> list[Any]:
+        service.scheduler.start(asyncio.get_running_loop())
+        try:
+            return await asyncio.gather(*(one(CompletionRequest(**request)) for request in asked))
+        finally:
+            service.scheduler.stop()
+
+    return asyncio.run(main())
+
+
+def test_what_the_fast_path_refuses_is_served_by_the_reference(bloom: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tessellm.serve"):
+        service = Service(bloom, "bloom", Settings(slots=2))
+    assert "BloomForCausalLM" in caplog.text
+    assert "serving by the reference path" in caplog.text
+    options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    trace = {"tessellm": {"trace": True}}
+    composed, traced, alone = answers(
+        service,
+        {"model": "bloom", **options},
+        {"model": "bloom", **options, **trace},
+        {"model": "bloom:math", **options},
+    )
+    ids = torch.tensor([bloom.tokenizer(PROMPT)["input_ids"]])
+    for answer, model in ((composed, bloom), (alone, bloom.member("math"))):
+        written = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert answer.choices[0].text == bloom.tokenizer.decode(written, skip_special_tokens=True)
+    assert traced.choices[0].text == composed.choices[0].text
+    assert "".join(token.text for token in traced.choices[0].tessellm.trace) == composed.choices[0].text
+
+
+def test_the_reference_writes_what_the_fast_path_writes(composed: tuple[Any, Any]) -> None:
+    options = {"model": "tiny", "prompt": [PROMPT, "abc"], "n": 2, "max_tokens": 12, "temperature": 0.7, "seed": 5}
+    texts = [
+        [choice.text for choice in answers(Service(composed[0], "tiny", settings), options)[0].choices]
+        for settings in (Settings(slots=3), Settings(slots=3, reference=True))
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 4
+
+
+def test_the_command_line_can_ask_for_the_reference(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, name, settings, tell: asked.append(settings))
+    for engine in ("tessellm", "reference"):
+        assert cli("serve", "out", "--engine", engine).code == 0
+    assert [settings.reference for settings in asked] == [False, True]
+
+
+def test_settings_of_the_model_that_are_not_honoured_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)})
+    model.tokenizer = character_tokenizer()
+    model.generation_config.repetition_penalty = 1.5
+    with caplog.at_level(logging.WARNING, "tessellm.serve"):
+        Service(model, "tiny", Settings(slots=1))
+    assert "sets repetition_penalty, which this server does not know" in caplog.text
