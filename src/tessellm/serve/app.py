@@ -18,7 +18,8 @@ from .. import __version__
 from .answers import ChatCompletion, Completion, Health, Model, Models
 from .connections import EventStream, unless_gone
 from .guard import Guard
-from .refusals import ErrorResponse, Refusal, bad
+from .malformed import malformed
+from .refusals import ErrorResponse, Refusal
 from .replies import as_body
 from .schema import ChatRequest, CompletionRequest
 from .service import Running, Service
@@ -62,7 +63,9 @@ def make_app(service: Service) -> Guard:
         yield
         service.scheduler.stop()
 
-    api = FastAPI(title="tessellm", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    api = FastAPI(
+        title="tessellm", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+    )
     _add_models(api, service)
     _add_generation(api, service)
     _add_state(api, service)
@@ -147,11 +150,8 @@ def _add_refusals(api: FastAPI) -> None:
         return JSONResponse(error.body, error.status, headers=error.headers)
 
     @api.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int))
-        told = f"{place}: {first['msg']}" if place else first["msg"]
-        return await refused(request, bad(f"the request is malformed: {told}", place or None))
+    async def misshapen(request: Request, error: RequestValidationError) -> Response:
+        return await refused(request, malformed(error.errors()[0], error.body))
 
     @api.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:

@@ -32,7 +32,7 @@ class Guard:
 
     def __init__(self, app: Any, settings: Settings, counted: Callable[[str, int], None]):
         self.app, self.settings, self.counted = app, settings, counted
-        self.digest = _digest(settings.api_key.encode()) if settings.api_key else None
+        self.digest = _digest(_bytes(settings.api_key)) if settings.api_key else None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -81,6 +81,11 @@ class Guard:
             return message
 
         return limited
+
+
+def _bytes(key: str) -> bytes:
+    """As it stands in a header: a variable of the environment may hold any bytes, and end in a new line."""
+    return key.strip().encode("utf-8", "surrogateescape")
 
 
 def _digest(key: bytes) -> bytes:

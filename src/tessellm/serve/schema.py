@@ -6,13 +6,30 @@ asks for nothing; those that change nothing are taken and ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from .voices import MOST_TOP
 
 LARGEST_SEED = 2**63 - 1
+MOST_CHOICES = 128  # that OpenAI's API has; a server allows fewer
+ABSENT = frozenset(  # parameters of OpenAI's that are taken only with the value that asks for nothing
+    ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "best_of", "suffix", "response_format", "tools")
+)
+MOST_KEYS = 64  # of an object: a body has room for many thousands, and each that is wrong would be reported
 
 
 def _encodable(text: str) -> str:
@@ -23,47 +40,82 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _few(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MOST_KEYS:
+        raise ValueError(f"expected at most {MOST_KEYS} keys; got {len(given)}")
+    return given
+
+
+def _kind(given: Any) -> str | None:
+    """Which of the forms that a value may have: a text, or a list, by what is first in it."""
+    if isinstance(given, list):
+        first = given[0] if given else ""
+        return {list: "lists", int: "numbers"}.get(type(first), "list")
+    return "text" if isinstance(given, str) else None
+
+
+def _one_of(expected: str) -> Discriminator:
+    return Discriminator(_kind, custom_error_type="form", custom_error_message=f"expected {expected}")
+
+
+Item = TypeVar("Item")
 Words = Annotated[str, AfterValidator(_encodable)]
-StopText = Annotated[Words, Field(min_length=1, max_length=256)]
+StopText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_encodable)]
 TokenId = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
-Nothing = Annotated[float, Field(ge=0, le=0)]
+Number = Annotated[float, Field(strict=True)]
+Nothing = Annotated[Number, Field(ge=0, le=0)]
+Listed = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # the first that is wrong is enough
+Prompts = Annotated[Listed[Item], Field(max_length=MOST_CHOICES)]
+Named = Annotated[dict[Item, Number], BeforeValidator(_few)]
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, given: Any) -> Any:
+        return _few(given)
 
 
 class Extension(Strict):
     """Ours: who speaks in this request, and whether every token is traced."""
 
     rule: Words | None = None
-    weights: Annotated[dict[Words, float], Field(max_length=64)] | None = None
-    trace: bool = False
+    weights: Annotated[Named[Words], Field(max_length=MOST_KEYS)] | None = None
+    trace: StrictBool = False
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
 
 
 class Generation(Strict):
     """What both endpoints share."""
 
     model: Words
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0
-    n: Annotated[StrictInt, Field(ge=1, le=128)] | None = 1
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = 1.0
+    n: Annotated[StrictInt, Field(ge=1, le=MOST_CHOICES)] | None = 1
+    stop: (
+        Annotated[
+            Annotated[StopText, Tag("text")]
+            | Annotated[list[StopText], Field(max_length=16, fail_fast=True), Tag("list")],
+            _one_of("a text or up to 16 texts"),
+        ]
+        | None
+    ) = None
     seed: Annotated[StrictInt, Field(ge=-LARGEST_SEED, le=LARGEST_SEED)] | None = None
-    stream: bool | None = False
+    stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     tessellm: Extension | None = None
     frequency_penalty: Nothing | None = None
     presence_penalty: Nothing | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[Named[str], Field(max_length=0)] | None = None
     user: Words | None = None
     metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    store: StrictBool | None = None
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Generation:
@@ -85,7 +137,13 @@ class Generation(Strict):
 
 
 class CompletionRequest(Generation):
-    prompt: Words | list[Words] | list[TokenId] | list[list[TokenId]]
+    prompt: Annotated[
+        Annotated[Words, Tag("text")]
+        | Annotated[Prompts[Words], Tag("list")]
+        | Annotated[Listed[TokenId], Tag("numbers")]
+        | Annotated[Prompts[Listed[TokenId]], Tag("lists")],
+        _one_of("a text, token ids, or a list of either"),
+    ]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     echo: Literal[False] | None = None
@@ -104,7 +162,9 @@ class Part(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Words | Annotated[list[Part], Field(min_length=1)]
+    content: Annotated[
+        Annotated[Words, Tag("text")] | Annotated[Listed[Part], Tag("list")], _one_of("a text or a list of parts")
+    ]
     name: Words | None = None
 
     @property
@@ -117,10 +177,10 @@ class ResponseFormat(Strict):
 
 
 class ChatRequest(Generation):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Listed[Message]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
-    logprobs: bool | None = False
+    logprobs: StrictBool | None = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None

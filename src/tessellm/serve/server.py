@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..errors import EngineError, require
 from .settings import Settings
 
 BACKLOG = 2048  # connections that wait to be accepted
+KEPT_SECONDS = 75  # of an idle connection: more than clients wait, so that none is closed as it is used again
 
 
 def serve(load: Callable[[], Any], name: str, settings: Settings, tell: Callable[[str], None]) -> None:
@@ -25,14 +27,18 @@ def serve(load: Callable[[], Any], name: str, settings: Settings, tell: Callable
         logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
         logging.getLogger("tessellm.serve").setLevel(logging.INFO)
         app = make_app(Service(load(), name, settings))
+        gc.collect()
+        gc.freeze()  # what was loaded stays: looking through it for garbage would hold everyone up for half a second
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-            timeout_graceful_shutdown=int(settings.drain_seconds), h11_max_incomplete_event_size=1 << 16, ws="none",
+            timeout_graceful_shutdown=settings.whole_drain_seconds, timeout_keep_alive=KEPT_SECONDS,
+            h11_max_incomplete_event_size=1 << 16, ws="none",
         )  # fmt: skip
         server = uvicorn.Server(config)
-        listening.listen(BACKLOG)
+        with told_if_taken(settings):
+            listening.listen(BACKLOG)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))  # uvicorn's own raises it again
         tell(address(listening, settings))
-        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn's own drains, then raises the signal once more
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
 
@@ -43,13 +49,23 @@ def bound(settings: Settings) -> socket.socket:
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((settings.host, settings.port))
-    except OSError as error:
+        with told_if_taken(settings):
+            listening.bind((settings.host, settings.port))
+    except EngineError:
         listening.close()
-        raise EngineError(
-            f"cannot listen at {settings.host} port {settings.port}: {error.strerror}. Choose another with --port"
-        ) from error
+        raise
     return listening
+
+
+@contextmanager
+def told_if_taken(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}. Choose others with "
+            "--host and --port"
+        ) from error
 
 
 def address(listening: socket.socket, settings: Settings) -> str:
