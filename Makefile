@@ -30,7 +30,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 test-gpu: $(VENV)/.test  # needs a CUDA device and a torch that was built for it
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest -m gpu

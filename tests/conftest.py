@@ -6,6 +6,8 @@ fine_tune(model, seed)  a copy whose weights moved a little
 members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
 browser                 Chromium, for tests marked so
 composed, server, client   a tiny composition, a process that serves it, the official client
+locked                  another that asks for a key and has little room
+expected                what each of many clients should get
 cli(*arguments)         the command line in this process: exit code, stdout, stderr
 """
 
@@ -172,6 +174,31 @@ def server(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory)
 
     with serving(composed[1], tmp_path_factory.mktemp("log") / "server.txt", "--slots", "8") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def locked(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server with the key sésame, two slots and twenty places before them. test_stopping.py, the last, stops it."""
+    from servers import serving
+
+    log, room = tmp_path_factory.mktemp("log") / "locked.txt", ("--slots", "2", "--queue", "20")
+    with serving(composed[1], log, *room, env={"TESSELLM_API_KEY": "sésame\n"}) as running:
+        running.http.headers["authorization"] = "Bearer sésame"
+        yield running
+
+
+@pytest.fixture(scope="session")
+def expected(composed: tuple[Any, Path]) -> list[str]:
+    """What the engine writes for each client of clients.py, one at a time."""
+    from tessellm.decoding.engine import Engine
+    from tessellm.decoding.sampling import Sampling
+
+    from clients import CLIENTS, NEW, prompt
+
+    model, tokenizer = composed[0], composed[0].tokenizer
+    rows = [tokenizer(prompt(number))["input_ids"] for number in range(CLIENTS)]
+    requests = Engine(model, slots=1).generate(rows, Sampling(NEW))
+    return [tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,9 @@ def tiny(home: Path) -> tuple[Any, Path]:
     return model, home / "tiny"
 
 
+PATIENCE = 120  # seconds: on a busy machine any answer may take long, which is no failure; one that never comes is
+
+
 @dataclass
 class Running:
     """A server that was started."""
@@ -40,17 +43,26 @@ class Running:
     url: str
     process: subprocess.Popen[str]
     log: Path
+    http: httpx.Client
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.get(path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.post(path, **options)
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 60, **options})
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": PATIENCE, **options}
+        )
 
     def metric(self, name: str) -> float:
         """A number of /metrics; 0 where nothing was counted yet."""
-        page = httpx.get(f"{self.url}/metrics").text
+        page = self.get("/metrics").text
         found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
-    def wait_until_idle(self, seconds: float = 30) -> None:
+    def wait_until_idle(self, seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
         while self.metric("tessellm_slots_used") or self.metric("tessellm_queue_waiting"):
             assert time.monotonic() < deadline, "slots were not given back"
@@ -68,7 +80,8 @@ def serving(folder: Path, log: Path, *options: str, env: dict[str, str] | None =
         try:
             found = re.search(r"http://\S+", process.stdout.readline())
             assert found, log.read_text()
-            yield Running(found[0], process, log)
+            with httpx.Client(base_url=found[0], timeout=PATIENCE) as http:
+                yield Running(found[0], process, log, http)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

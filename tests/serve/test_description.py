@@ -15,6 +15,7 @@ import pytest
 
 from servers import Running
 
+pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "15"))
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 

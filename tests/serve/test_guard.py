@@ -13,37 +13,31 @@ import pytest
 
 from tessellm.serve.guard import _host
 
-from servers import Running, serving
+from servers import PATIENCE, Running
 
+pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 SMALL = {"model": "tiny", "prompt": "a", "max_tokens": 2}
 
 
-@pytest.fixture(scope="module")
-def locked(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    log = tmp_path_factory.mktemp("log") / "locked.txt"
-    with serving(composed[1], log, "--slots", "2", env={"TESSELLM_API_KEY": "sésame"}) as running:
-        yield running
-
-
 def test_a_key_is_needed_where_there_is_something_to_see(locked: Running) -> None:
-    assert [httpx.get(f"{locked.url}{path}").status_code for path in ("/health", "/ready")] == [200, 200]
-    for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
-        answer = httpx.get(f"{locked.url}{path}")
-        assert answer.status_code == 401, path
-        assert answer.json()["error"]["code"] == "invalid_api_key"
-    for wrong in ("Bearer", "Bearer sesame", "sésame", "Basic sésame", "Bearer sésamee"):
-        headers = {b"authorization": wrong.encode()}
-        assert httpx.post(f"{locked.url}/v1/completions", json=SMALL, headers=headers).status_code == 401
+    """The key has a letter that is no ASCII, and stands in the environment with a new line behind it."""
+    with httpx.Client(base_url=locked.url, timeout=PATIENCE) as stranger:
+        assert [stranger.get(path).status_code for path in ("/health", "/ready", "/", "/play.js")] == [200] * 4
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
+            answer = stranger.get(path)
+            assert answer.status_code == 401, path
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer", "Bearer sesame", "sésame", "Basic sésame", "Bearer sésamee"):
+            headers = {b"authorization": wrong.encode()}
+            assert stranger.post("/v1/completions", json=SMALL, headers=headers).status_code == 401
     with pytest.raises(openai.AuthenticationError):
         locked.client("other").models.list()
-    headers = {b"authorization": "Bearer sésame".encode()}
-    assert httpx.post(f"{locked.url}/v1/completions", json=SMALL, headers=headers).status_code == 200
+    assert locked.post("/v1/completions", json=SMALL).status_code == 200
 
 
 def test_prompts_are_not_logged(locked: Running) -> None:
-    headers = {b"authorization": "Bearer sésame".encode()}
-    asked = {**SMALL, "prompt": "secretword 12345"}
-    assert httpx.post(f"{locked.url}/v1/completions", json=asked, headers=headers).status_code == 200
+    assert locked.post("/v1/completions", json={**SMALL, "prompt": "secretword 12345"}).status_code == 200
     log = locked.log.read_text()
     assert "16 tokens read" in log
     assert "secretword" not in log
@@ -60,7 +54,7 @@ def test_bodies_have_a_limit(server: Running) -> None:
     for content in (large, in_parts()):
         headers = {"content-type": "application/json"}
         try:
-            answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+            answer = server.post("/v1/completions", content=content, headers=headers)
         except httpx.WriteError:
             continue  # it closed the connection on us
         assert answer.status_code == 413
@@ -73,37 +67,61 @@ CHANGES: list[dict[str, Any]] = [
     {"prompt": [[]]},
     {"prompt": []},
     {"temperature": float("nan")},
+    {"temperature": "0.5"},
+    {"stream": "yes"},
     {"n": True},
+    {"prompt": {}},
+    {"prompt": [1, "a"]},
+    {"stop": ["a"] * 17},
+    {"prompt": [True] * 150_000},
+    {f"k{number}": 1 for number in range(60_000)},
+    {"tessellm": {"weights": {str(number): "x" for number in range(60_000)}}},
 ]
 MALFORMED = [b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"model": 1e999}']
 MALFORMED += [b'{"seed": ' + b"9" * 5000 + b"}", *(json.dumps({**SMALL, **change}).encode() for change in CHANGES)]
 
 
-@pytest.mark.parametrize("body", MALFORMED, ids=[str(body[:30]) for body in MALFORMED])
+@pytest.mark.parametrize("body", MALFORMED, ids=[str(body[-40:]) for body in MALFORMED])
 def test_malformed_bodies_are_refused(server: Running, body: bytes) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers={"content-type": "application/json"})
+    answer = server.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_what_is_wrong_is_said_of_the_parameter(server: Running) -> None:
+    """Whatever forms a value may have, the sentence is about the one that was meant."""
+    for change, param, message in [
+        ({"prompt": 5}, "prompt", "expected a text, token ids, or a list of either"),
+        ({"prompt": [1, "a"]}, "prompt", "valid integer"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"tessellm": {"weights": {"math": "x"}}}, "tessellm.weights.math", "valid number"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
+        ({"temprature": 1}, "temprature", "there is no such parameter"),
+        ({"prompt": "a" * 1_000_000}, "prompt", "1000000 tokens"),
+    ]:
+        error = server.post("/v1/completions", json={**SMALL, **change}).json()["error"]
+        assert error["param"] == param
+        assert message in error["message"]
 
 
 def test_only_json_is_read(server: Running) -> None:
     """A form on another site could send anything else without asking."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         content = json.dumps(SMALL).encode()
-        answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+        answer = server.post("/v1/completions", content=content, headers={"content-type": kind})
         assert answer.status_code == 400, kind
 
 
 def test_browsers_are_kept_in_check(server: Running) -> None:
     for path in ("/health", "/v1/models", "/nowhere"):
-        answer = httpx.get(f"{server.url}{path}", headers={"origin": "https://elsewhere.example"})
+        answer = server.get(path, headers={"origin": "https://elsewhere.example"})
         assert "access-control-allow-origin" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
     asks = {"origin": "https://elsewhere.example", "access-control-request-method": "POST"}
-    assert httpx.options(f"{server.url}/v1/completions", headers=asks).status_code == 405
-    answer = httpx.get(f"{server.url}/v1/models", headers={"host": "rebound.example"})
+    assert server.http.options("/v1/completions", headers=asks).status_code == 405
+    answer = server.get("/v1/models", headers={"host": "rebound.example"})
     assert answer.status_code == 421
     assert answer.json()["error"]["code"] == "wrong_host"
 
@@ -120,9 +138,9 @@ def test_hosts(header: str, host: str) -> None:
     "path", ["/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/models/..%2f..%2fx"]
 )
 def test_no_path_reaches_the_file_system(server: Running, path: str) -> None:
-    assert httpx.get(f"{server.url}{path}").status_code == 404
+    assert server.get(f"{server.url}{path}").status_code == 404
     asked = {**SMALL, "model": path}
-    assert httpx.post(f"{server.url}/v1/completions", json=asked).status_code == 404
+    assert server.post("/v1/completions", json=asked).status_code == 404
 
 
 def test_a_taken_port_is_told_before_anything_is_loaded(cli: Any, server: Running, composed: tuple[Any, Path]) -> None:
@@ -133,12 +151,30 @@ def test_a_taken_port_is_told_before_anything_is_loaded(cli: Any, server: Runnin
     assert "--port" in ran.err
 
 
-def test_bad_options_are_refused(cli: Any, composed: tuple[Any, Path]) -> None:
+def test_bad_options_are_refused(cli: Any, composed: tuple[Any, Path], tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").touch()
     for options, message in {
         ("--", "--tensor-parallel-size", "2"): "--engine vllm",
         ("--timeout", "0"): "positive",
+        ("--timeout", "nan"): "positive",
         ("--api-key", " "): "empty",
+        ("--api-key-file", tmp_path / "none"): "No such file",
+        ("--api-key-file", tmp_path): "Is a directory",
+        ("--api-key-file", tmp_path / "bytes"): "not UTF-8",
+        ("--api-key-file", tmp_path / "empty"): "empty",
+        ("--host", "192.0.2.1"): "cannot listen",
+        ("--engine", "fast"): "reference",
     }.items():
         ran = cli("serve", composed[1], "--port", "0", *options)
-        assert ran.code == 2
+        assert ran.code == 2, options
         assert message in ran.err
+
+
+def test_a_wrong_model_is_told_in_a_sentence(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("base: [")
+    for model in (tmp_path / "none", tmp_path, tmp_path / "recipe.yaml"):
+        ran = cli("serve", model, "--port", "0")
+        assert ran.code == 2, model
+        assert "Traceback" not in ran.err
+        assert str(model) in ran.err.replace("\n", "")

@@ -14,6 +14,7 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 
+pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 PROMPT = "what is 2+2?"
 MESSAGES: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
 
