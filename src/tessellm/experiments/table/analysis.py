@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...rules import make_rule, product, product_scores
 from .gold import Gold, misses
-from .texts import ANYONE, CODE, MATH
+from .texts import CODE, MATH
 
-PIECES = {"steps": MATH, "number": ANYONE, "body": CODE}
+PIECES = {"steps": MATH, "body": CODE}
 ACTIVE = 0.1  # nats: an expert that diverges by more says something of its own
 
 
@@ -51,7 +51,7 @@ def analyse(models: Sequence[Any], gold: Gold) -> dict[str, Any]:
 
 
 def first_errors(wrong_BT: Tensor, gold: Gold) -> dict[str, int]:
-    """In how many texts the first wrong token is one of the steps, of the number that is copied, of the body."""
+    """In how many texts the first wrong token is one of the steps, or of the body."""
     bad_B, at_B = wrong_BT.any(1), wrong_BT.int().argmax(1)
     owner_B = gold.owner_BT.gather(1, at_B[:, None])[:, 0][bad_B]
     return {piece: int((owner_B == owner).sum()) for piece, owner in PIECES.items()}

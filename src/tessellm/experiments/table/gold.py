@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .functions import INDENT
 from .problems import Problem
 from .texts import ANYONE, CODE, MATH
 from .tokens import encode
@@ -49,9 +50,9 @@ def pieces(problem: Problem) -> list[tuple[str, int]]:
     """A right text by the skill that each piece takes."""
     if problem.kind != "mixed":
         return [(problem.gold, MATH if problem.kind == "math" else CODE)]
-    head, after = problem.gold.split("    n =", 1)
+    above, after = problem.gold.split(f"{INDENT}n = ", 1)
     number, body = after.split("\n", 1)
-    return [(f"{head}    n =", MATH), (f"{number}\n", ANYONE), (body, CODE)]
+    return [(f"{above}{INDENT}n = {number}\n", MATH), (body, CODE)]
 
 
 @torch.no_grad()

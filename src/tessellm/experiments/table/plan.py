@@ -33,9 +33,9 @@ class Plan:
 
 PLANS = {
     "cpu": Plan(
-        Level(largest=9, events=(1, 1), operations=6, lines=(1, 1)), width=96, layers=2, heads=3, vocabulary=700,
-        texts=8_000, base=Stage(500, 32, 3e-3, 150.0), experts=Stage(1_000, 32, 2e-3, 360.0),
-        lora=Stage(1_000, 32, 4e-3, 300.0), rank=16, seeds=1, problems=40, development=20, slots=16, loops=3,
+        Level(largest=9, events=(2, 2), operations=6, lines=(1, 2)), width=64, layers=2, heads=2, vocabulary=700,
+        texts=8_000, base=Stage(800, 24, 4e-3, 1200.0), experts=Stage(1_600, 24, 3e-3, 1200.0),
+        lora=Stage(1_000, 24, 6e-3, 1200.0), rank=16, seeds=1, problems=40, development=20, slots=16, loops=3,
     ),
     "full": Plan(
         Level(largest=99, events=(2, 3), operations=20, lines=(1, 3)), width=512, layers=7, heads=8, vocabulary=1024,

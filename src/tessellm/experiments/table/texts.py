@@ -68,8 +68,7 @@ def both(rng: random.Random, level: Level, skill: int) -> list[Piece]:
     steps = story.steps if skill == MATH else stories.unlearned(rng, story, level.largest)
     return [
         (asked_for_both(story, made), ANYONE),
-        (f"{notes(steps)}{INDENT}n =", MATH),
-        (f" {steps[-1].result}\n", ANYONE),
+        (f"{notes(steps)}{INDENT}n = {steps[-1].result}\n", MATH),
         (_body(rng, level, made, skill), CODE),
     ]
 
