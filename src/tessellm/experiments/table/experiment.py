@@ -24,7 +24,7 @@ from ...provenance import environment
 from ..claims import Result
 from ..panels import drawn
 from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
-from .making import Library, key, make, test_problems
+from .making import Library, key, make, held_out
 from .plan import PLANS, Plan
 from .scoring import score
 from .writing import Sample
@@ -99,5 +99,5 @@ def judge(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -
         log(f"seed {seed}: judged by lm-eval and evalplus")
         lines = paths(folder, size, seed)[0].read_text(encoding="utf-8").splitlines()
         samples = [Sample(**json.loads(line)) for line in lines]
-        parts.append((samples, score(test_problems(plan, seed), samples)))
+        parts.append((samples, score(held_out(plan, seed), samples)))
     return pooled(parts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 NAMES = ("change", "handle", "convert", "process", "treat", "rework", "transform", "adapt", "modify", "arrange")
@@ -75,9 +76,15 @@ class Function:
         return "; ".join(operation.line for operation in self.operations)
 
     def __call__(self, values: Sequence[int], n: int) -> Any:
-        scope: dict[str, Any] = {}
-        exec(f"def made(values, n):\n{self.body}", scope)
-        return scope["made"](list(values), n)
+        return _made(self.body)(list(values), n)
+
+
+@lru_cache(maxsize=64)
+def _made(lines: str) -> Callable[[list[int], int], Any]:
+    scope: dict[str, Any] = {}
+    exec(f"def made(values, n):\n{lines}", scope)
+    made: Callable[[list[int], int], Any] = scope["made"]
+    return made
 
 
 def body(operations: Sequence[Operation]) -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,13 +39,14 @@ class Library:
         log(f"{len(READERS) * plan.texts:,} texts of {tokens:,} tokens in {time.perf_counter() - since:.0f} s")
 
 
-def test_problems(plan: Plan, seed: int) -> dict[str, list[Problem]]:
+@cache
+def held_out(plan: Plan, seed: int) -> dict[str, list[Problem]]:
     return {kind: problems(kind, plan.problems, plan.level, seed) for kind in KINDS}
 
 
 def key(plan: Plan, seed: int) -> str:
     """What must be the same for samples to be this seed's."""
-    return digest([problem for asked in test_problems(plan, seed).values() for problem in asked])
+    return digest([problem for asked in held_out(plan, seed).values() for problem in asked])
 
 
 def make(plan: Plan, seed: int, library: Library, device: str, log: Log) -> tuple[list[Sample], dict[str, Any]]:
@@ -76,7 +78,7 @@ def make(plan: Plan, seed: int, library: Library, device: str, log: Log) -> tupl
     }
     made = {method: tuned(method, members, development, seed) for method in METHODS}
     lap("merges")
-    asked = test_problems(plan, seed)
+    asked = held_out(plan, seed)
     why = {kind: analyse(members, gold_texts(tokenizer, some, device)) for kind, some in asked.items()}
     lora_members = [base_model, *lora_models.values()]
     why |= {f"LoRA {kind}": analyse(lora_members, gold_texts(tokenizer, some, device)) for kind, some in asked.items()}
