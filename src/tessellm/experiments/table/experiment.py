@@ -24,7 +24,7 @@ from ...provenance import environment
 from ..claims import Result
 from ..panels import drawn
 from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
-from .making import Library, key, make, held_out
+from .making import Library, held_out, key, make
 from .plan import PLANS, Plan
 from .scoring import score
 from .writing import Sample

@@ -34,8 +34,8 @@ class Plan:
 PLANS = {
     "cpu": Plan(
         Level(largest=9, events=(2, 2), operations=6, lines=(1, 2)), width=64, layers=2, heads=2, vocabulary=700,
-        texts=8_000, base=Stage(800, 24, 4e-3, 1200.0), experts=Stage(1_600, 24, 3e-3, 1200.0),
-        lora=Stage(1_000, 24, 6e-3, 1200.0), rank=16, seeds=1, problems=40, development=20, slots=16, loops=3,
+        texts=8_000, base=Stage(600, 16, 4e-3, 900.0), experts=Stage(800, 16, 3e-3, 900.0),
+        lora=Stage(600, 16, 6e-3, 900.0), rank=16, seeds=1, problems=40, development=20, slots=16, loops=3,
     ),
     "full": Plan(
         Level(largest=99, events=(2, 3), operations=20, lines=(1, 3)), width=512, layers=7, heads=8, vocabulary=1024,
