@@ -12,7 +12,7 @@ import tessellm
 from planted import HOSTILE, hostile_tokenizer, trained
 
 from conftest import character_tokenizer, save_member
-from servers import Running, serving
+from servers import PATIENCE, Running, serving
 
 pytestmark = pytest.mark.browser
 
@@ -31,6 +31,16 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Its members write markup; it asks for a key."""
+    home = tmp_path_factory.mktemp("hostile")
+    folder = saved(home, hostile_tokenizer())
+    with serving(folder, home / "log.txt", "--slots", "2", env={"TESSELLM_API_KEY": "sesame"}) as running:
+        running.http.headers["authorization"] = "Bearer sesame"
+        yield running
+
+
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """A page, and what went wrong on it."""
@@ -38,7 +48,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def open_(url: str, **options: Any) -> tuple[Any, list[str]]:
         page = browser.new_page(viewport={"width": 1180, "height": 900}, **options)
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1000 * PATIENCE)
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text))
@@ -137,19 +147,102 @@ def test_members_stand_beside_it_and_a_link_brings_it_back(letters: Running, ope
     assert wrong == wrong_again == []
 
 
-def test_hostile_texts_stay_texts(opened: Any, tmp_path: Path) -> None:
-    with serving(saved(tmp_path, hostile_tokenizer()), tmp_path / "log.txt", "--slots", "2") as running:
-        link = '#{"prompt": "<img src=x onerror=alert(1)>ab", "weights": {"three": "x"}, "off": 3}'
-        page, wrong = opened(running.url + "/" + link)
-        generate(page, "ab")
-        text = page.locator("#output").inner_text()
-        assert HOSTILE["3"] in text
-        assert HOSTILE["6"] in text
-        page.locator('#output .t[data-owner="1"]').hover()
-        assert HOSTILE["3"] in page.locator("#panel").inner_text()
-        assert page.title() == "tessellm playground"
-        assert page.locator("#output script, #output img, #panel img").count() == 0
-        assert wrong == []
+def test_a_key_is_asked_for_and_hostile_texts_stay_texts(hostile: Running, opened: Any) -> None:
+    link = '#{"prompt": "<img src=x onerror=alert(1)>ab", "weights": {"three": "x"}, "off": 3}'
+    page, wrong = opened(hostile.url + "/" + link)
+    page.locator("#status.wrong", has_text="this server asks for a key").wait_for()
+    key = page.get_by_label("This server asks for a key")
+    assert page.evaluate("document.activeElement.id") == "key"
+    key.fill("simsalabim")
+    page.keyboard.press("Enter")
+    page.locator("#status.wrong", has_text="this is not the server’s key").wait_for()
+    assert_accessible(page)
+    key.fill("sesame")
+    page.keyboard.press("Enter")
+    page.locator("#status:not(.wrong)", has_text="as in the link").wait_for()
+    assert not key.is_visible()
+    assert page.locator("h1").inner_text() == "letters"
+    assert all("401" in each for each in wrong)  # which the browser itself notes
+    wrong.clear()
+    generate(page, "ab")
+    text = page.locator("#output").inner_text()
+    assert HOSTILE["3"] in text
+    assert HOSTILE["6"] in text
+    page.locator('#output .t[data-owner="1"]').hover()
+    assert HOSTILE["3"] in page.locator("#panel").inner_text()
+    assert page.title() == "tessellm playground"
+    assert page.locator("#output script, #output img, #panel img").count() == 0
+    assert "sesame" not in page.url
+    assert wrong == []
+
+
+def test_a_chat_message_goes_through_the_template(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+    page.get_by_label("As", exact=True).select_option("chat")
+    page.get_by_label("each member alone").check()
+    generate(page, "ab")
+    messages: Any = [{"role": "user", "content": "ab"}]
+    options: Any = {"messages": messages, "max_tokens": 8, "temperature": 0}
+    client = letters.client()
+    said = client.chat.completions.create(model="letters", **options).choices[0].message.content
+    assert page.locator("#output").inner_text() == said != ""
+    assert page.locator("#before").inner_text() == ""
+    three = client.chat.completions.create(model="letters:three", **options).choices[0].message.content
+    assert page.locator('.beside [data-name="three"] .tokens').inner_text() == three
+    assert wrong == []
+
+
+def test_evidence_is_shown_where_the_rule_weighs_it(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+    generate(page, "ab")
+    page.locator("#output .t").first.focus()
+    assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "favourites"]
+    page.get_by_label("Rule").select_option("evidence")
+    finished(page)
+    page.locator("#output .t").nth(2).focus()
+    assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "evidence", "favourites"]
+    asked = {"model": "letters", "prompt": "ab", "max_tokens": 8, "temperature": 0, "seed": 0}
+    extension = {"rule": "evidence", "trace": True}
+    token = letters.post("/v1/completions", json={**asked, "tessellm": extension}).json()["choices"][0]["tessellm"][
+        "trace"
+    ][2]
+    shown = page.locator("#panel tbody tr", has_text="three").locator("td").nth(1).inner_text()
+    assert shown.startswith(f"{token['evidence']['three']:.1f}")
+    assert shown.endswith("✓") == token["trusted"]["three"]
+    assert wrong == []
+
+
+def assert_accessible(page: Any) -> None:
+    """No rule of axe is broken: names, roles, contrast, landmarks, order."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(page).response["violations"]
+    assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_used_without_seeing_or_a_mouse(letters: Running, opened: Any, scheme: str) -> None:
+    page, wrong = opened(letters.url, color_scheme=scheme)
+    assert_accessible(page)
+    page.get_by_label("each member alone").check()
+    generate(page, "ab")
+    page.locator("#output .t").nth(1).focus()
+    assert_accessible(page)
+    assert page.get_by_role("listbox").get_by_role("option").count() == 8
+    assert page.get_by_role("option", name="3, three").get_attribute("aria-selected") == "true"
+    assert page.locator("#status[role=status]").inner_text().startswith("8 tokens")
+    page.get_by_label("Prompt").focus()
+    page.keyboard.press("Control+Enter")
+    finished(page)
+    order = [page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')")]
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
+    experts = ["three takes part", "weight-1", "six takes part", "weight-2"]
+    rest = ["rule", "mode", "tokens", "temperature", "seed", "compare", "c, base"]
+    assert order == ["prompt", "go", "share", *experts, *rest, "panel"]
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert_accessible(page)
+    assert wrong == []
 
 
 def test_dark_and_narrow(letters: Running, opened: Any) -> None:

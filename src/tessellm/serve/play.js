@@ -4,7 +4,7 @@
 const CLASH = 0.1; // interference that is marked
 const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
-const state = { model: null, members: [], running: null, ran: false, trace: [] };
+const state = { model: null, members: [], running: null, ran: false, attempt: 0, trace: [] };
 
 function visible(text) {
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => {
@@ -76,10 +76,25 @@ function body(wanted, model, extension) {
 async function call(path, options = {}) {
   const key = byId("key").value;
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  const answer = await fetch(path, { ...options, headers });
-  if (answer.status === 401) byId("locked").hidden = false;
+  const answer = await fetch(path, { ...options, headers }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  });
+  if (answer.status === 401) throw locked(key);
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   return answer;
+}
+
+function locked(key) {
+  const told = key ? "this is not the server’s key" : "this server asks for a key; enter it to begin";
+  return Object.assign(new Error(told), { locked: true });
+}
+
+function tell(error) {
+  say(error.message, true);
+  if (error.locked) {
+    byId("locked").hidden = false;
+    byId("key").focus();
+  }
 }
 
 async function* pieces(path, asked, signal) {
@@ -122,7 +137,8 @@ async function generate() {
     say(`${state.trace.length} tokens in ${((performance.now() - began) / 1000).toFixed(1)} s; owners: ${shares || "nobody"}`);
   } catch (error) {
     if (running.signal.aborted && state.running !== running) return; // another run took over
-    say(running.signal.aborted ? "stopped" : error.message, !running.signal.aborted);
+    if (running.signal.aborted) say("stopped");
+    else tell(error);
     running.abort();
   }
   if (state.running === running) byId("stop").disabled = true;
@@ -132,13 +148,14 @@ function stop() {
   if (state.running) state.running.abort();
 }
 
-function start(box, prompt) {
-  box.replaceChildren(element("span", { class: "p" }, visible(prompt)));
+function shownPrompt(wanted) {
+  return wanted.mode === "chat" ? "" : visible(wanted.prompt);
 }
 
 async function compose(wanted, signal) {
   const box = byId("output");
-  start(box, wanted.mode === "chat" ? "" : wanted.prompt);
+  byId("before").textContent = shownPrompt(wanted);
+  box.replaceChildren();
   state.trace = [];
   drawStrip();
   const [path, asked] = body(wanted, state.model, { rule: wanted.rule, weights: wanted.weights, trace: true });
@@ -150,9 +167,8 @@ async function compose(wanted, signal) {
 }
 
 async function alone(wanted, member, signal) {
-  const box = element("div", { class: "tokens" });
+  const box = element("div", { class: "tokens" }, element("span", { class: "p" }, shownPrompt(wanted)));
   byId("beside").append(element("article", { class: "text", "data-name": member.name }, element("h2", {}, dot(member), visible(member.name)), box));
-  start(box, wanted.mode === "chat" ? "" : wanted.prompt);
   const written = element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour });
   box.append(written);
   const [path, asked] = body(wanted, member.model);
@@ -174,7 +190,8 @@ function addToken(box, token) {
   const number = state.trace.push(token) - 1;
   const kinds = `t${token.clash > CLASH ? " x" : ""}${token.novel ? " v" : ""}`;
   box.append(element("span", { class: kinds, "data-number": number, "data-owner": member.number, "data-line": member.line,
-    colour: member.colour, tabindex: number ? -1 : 0, "aria-label": `${visible(token.text)}, ${token.owner}` }, visible(token.text)));
+    colour: member.colour, role: "option", "aria-selected": "false", tabindex: number ? -1 : 0,
+    "aria-label": `${visible(token.text)}, ${visible(token.owner)}${token.clash > CLASH ? ", interference" : ""}` }, visible(token.text)));
 }
 
 function drawStrip() {
@@ -197,6 +214,7 @@ function drawStrip() {
 function show(number) {
   const token = state.trace[number];
   if (!token) return;
+  for (const each of byId("output").children) each.setAttribute("aria-selected", String(Number(each.dataset.number) === number));
   const voices = [...state.members, { name: "composed", number: 0 }];
   const rows = voices.map((voice) => {
     const choices = token.top[voice.name].map(([text, logprob]) => {
@@ -204,12 +222,19 @@ function show(number) {
       return [element("code", { class: text === token.text ? "w" : "" }, visible(text).replace(/\n/g, "↵")), chance];
     });
     const own = `${(100 * Math.exp(token.logprob[voice.name])).toFixed(1)} %`;
-    return element("tr", {}, element("th", { scope: "row" }, dot(voice), visible(voice.name)), element("td", {}, own), element("td", {}, ...choices.flat()));
+    const weighed = token.evidence ? [element("td", {}, evidenceOf(token, voice.name))] : [];
+    return element("tr", {}, element("th", { scope: "row" }, dot(voice), visible(voice.name)), element("td", {}, own), ...weighed, element("td", {}, ...choices.flat()));
   });
-  const head = element("tr", {}, ...["who", "this token", "favourites"].map((text) => element("th", { scope: "col" }, text)));
+  const columns = ["who", "this token", ...(token.evidence ? ["evidence"] : []), "favourites"];
+  const head = element("tr", {}, ...columns.map((text) => element("th", { scope: "col" }, text)));
   const title = element("h3", {}, element("b", {}, visible(token.text).replace(/\n/g, "↵") || "∅"), `owner: ${visible(token.owner)}`,
     element("span", {}, `log Z ${token.log_z.toFixed(2)}`), element("span", {}, `interference ${token.clash.toFixed(2)}`), token.novel ? "nobody’s favourite" : "");
   byId("panel").replaceChildren(title, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+}
+
+function evidenceOf(token, name) {
+  if (!(name in token.evidence)) return token.blended ? "Eq. 2 speaks" : "the owner speaks";
+  return `${token.evidence[name].toFixed(1)}${token.trusted[name] ? " ✓" : ""}`;
 }
 
 function move(event) {
@@ -250,8 +275,8 @@ async function begin() {
   byId("name").textContent = visible(model.id);
   byId("locked").hidden = true;
   byId("legend").replaceChildren(...state.members.map((member) =>
-    element("span", {}, element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour }, ` ${visible(member.name)} `))),
-    element("span", {}, element("span", { class: "t x", "data-owner": 0 }, " interference ")), element("span", {}, element("span", { class: "t v", "data-owner": 0 }, " nobody’s favourite ")));
+    element("li", {}, element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour }, ` ${visible(member.name)} `))),
+    element("li", {}, element("span", { class: "t x", "data-owner": 0 }, " interference ")), element("li", {}, element("span", { class: "t v", "data-owner": 0 }, " nobody’s favourite ")));
   byId("experts").replaceChildren(byId("experts").firstElementChild, ...state.members.slice(1).map(expertRow));
   byId("rule").replaceChildren(...model.tessellm.rules.map((rule) => element("option", {}, rule)));
   byId("rule").value = model.tessellm.rule;
@@ -260,13 +285,18 @@ async function begin() {
   say(saved ? "as in the link; Generate writes it" : "ready");
 }
 
-byId("controls").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
+function tryToBegin() {
+  const attempt = (state.attempt += 1);
+  begin().catch((error) => { if (attempt === state.attempt) tell(error); }); // another key may have been tried meanwhile
+}
+
+byId("controls").addEventListener("submit", (event) => { event.preventDefault(); state.model ? generate() : tryToBegin(); });
 byId("controls").addEventListener("change", (event) => {
-  if (event.target.id === "key") begin().catch((error) => say(error.message, true));
+  if (event.target.id === "key") tryToBegin();
   else if (state.ran && event.target.id !== "prompt") generate();
 });
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); generate(); }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("controls").requestSubmit(); }
 });
 byId("stop").addEventListener("click", stop);
 byId("share").addEventListener("click", async () => {
@@ -278,8 +308,8 @@ byId("share").addEventListener("click", async () => {
     say("the link is in the address bar");
   }
 });
-for (const place of ["output", "strip"])
-  for (const kind of ["mouseover", "focusin", "click"])
-    byId(place).addEventListener(kind, (event) => { if (event.target.dataset.number) show(Number(event.target.dataset.number)); });
+const showTarget = (event) => { if (event.target.dataset.number) show(Number(event.target.dataset.number)); };
+for (const place of ["output", "strip"]) for (const kind of ["mouseover", "click"]) byId(place).addEventListener(kind, showTarget);
+byId("output").addEventListener("focusin", showTarget); // on the chart it would make a stop of Tab
 byId("output").addEventListener("keydown", move);
-begin().catch((error) => say(error.message, true));
+tryToBegin();
