@@ -160,6 +160,7 @@ BAD: dict[str, Case] = {
     "answers under a name too long": Case(nothing, f"inspect ./nowhere --json {'n' * 300}", ("File name too long",)),
     "a report into a folder": Case(nothing, "diagnose ./nowhere none -o base", ("base could not be written",)),
     "a figure into a folder": Case(nothing, "bench --shapes llama-tiny --figure base", ("base could not be written",)),
+    "a figure of no kind": Case(nothing, "bench --shapes llama-tiny --figure f.odt", (".png", "got '.odt'")),
     "results inside a file": Case(nothing, "reproduce letters -o recipe.yaml", ("could not be written",)),
     "too cold to sample": Case(
         nothing, "generate done hi --temperature 1e-40", ("a temperature of 0, which decodes greedily", "got 1e-40")

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.diagnose.recorder import Recorder
+from tessellm.evidence import explained
 
 from test_model import NAMES, family, random_ids
 
@@ -46,6 +48,27 @@ def test_bfloat16_on_the_device(models):
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones_like(logits[..., 0]), rtol=0, atol=1e-4)
     assert model.generate(ids, max_new_tokens=8, num_beams=3, attention_mask=torch.ones_like(ids)).shape[1] <= 32
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rule", ["product", "evidence"])
+@pytest.mark.parametrize("termination", ["rule", "owner"])
+def test_watching_a_step_never_waits_for_the_device(models, rule, termination):
+    moved = [copy.deepcopy(model).cuda() for model in models]
+    experts = dict(zip(NAMES, moved[1:], strict=False))
+    weights = dict.fromkeys(experts, 0.8)
+    model = tessellm.compose(moved[0], experts, rule=rule, termination=termination, weights=weights)
+    recorder, shape = Recorder(model, last_only=True), (2, 1, model.config.vocab_size)
+    logp_MBTV = torch.randn(3, *shape, device="cuda").log_softmax(-1)
+    tokens_BT = torch.ones(2, 1, dtype=torch.long, device="cuda")
+    composed_BTV, _, why = explained(model.rule, logp_MBTV, tokens_BT, tokens_BT.bool(), None)
+    recorder(logp_MBTV, tokens_BT, composed_BTV, why)  # what is copied to the device once is there now
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        recorder(logp_MBTV, tokens_BT, composed_BTV, why)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert recorder.finish(tokens_BT)["owner"].shape == (2, 2)
 
 
 @torch.no_grad()

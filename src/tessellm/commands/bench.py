@@ -39,16 +39,16 @@ def bench(
     """Measure decoding. Example: tessellm bench --shapes llama-512 --experts 2 --batch 1 --batch 8"""
     import torch
 
-    from ..decoding.bench.figure import draw
+    from ..decoding.bench.figure import check_format, draw
     from ..decoding.bench.plan import run
-    from ..errors import EngineError, require
+    from ..errors import EngineError
     from ..members import dtype_of
     from ..provenance import environment
 
     if (model is None) == (shapes is None):
         raise EngineError("expected either a composition or --shapes")
     if figure is not None:
-        require("matplotlib", "plots")
+        check_format(figure)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     result = run(
         None if model is None else load(model, device, dtype),

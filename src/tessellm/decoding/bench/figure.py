@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import require
+from ...errors import EngineError, require
 
 AXES = {"experts": "experts", "batch": "sequences at once", "prompt": "context (tokens)"}
 LINES = {
@@ -15,6 +15,16 @@ LINES = {
     "notebook_ms": "notebook loop",
     "limit_ms": "limit",
 }
+
+
+def check_format(path: Path) -> None:
+    """Refuse a kind of picture that cannot be drawn, before anything is measured."""
+    require("matplotlib", "plots")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise EngineError(f"{path}: a picture's name ends with one of .{', .'.join(known)}; got {path.suffix!r}")
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
