@@ -34,8 +34,8 @@ class Plan:
     tests: int
 
 
-QUICK = Plan((0.85, 1.0), (("evidence", 1.0), ("product", 1.0)), 8, 16)
-FULL = Plan((0.7, 0.85, 1.0), (("evidence", 1.0), ("product", 1.0), ("product", 0.7)), 32, 96)
+QUICK = Plan((0.7, 1.0), (("evidence", 1.0), ("product", 1.0)), 8, 16)
+FULL = Plan((0.6, 0.7, 0.8, 1.0), (("evidence", 1.0), ("product", 1.0), ("product", 0.7)), 32, 96)
 
 
 def judged(seed: int, size: str, device: str, log: Callable[[str], None]) -> Iterator[Judged]:
