@@ -19,7 +19,7 @@ def tune(
     model: ModelPath,
     development: Annotated[
         Path | None,
-        typer.Argument(metavar="[DEV]", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
+        typer.Argument(metavar="DEV", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
     ] = None,
     tasks: Annotated[str, typer.Option(help="Tune by score on development problems of these tasks instead.")] = "",
     rules: Annotated[str, typer.Option(help="With --tasks: rules to choose among.")] = "",
@@ -45,6 +45,7 @@ def tune(
     """
     from ..checkpoint import check_target
     from ..errors import RecipeError
+    from ..provenance import environment
 
     if (development is None) == (not tasks):
         raise RecipeError(
@@ -74,7 +75,7 @@ def tune(
         composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
         composition.save_pretrained(save, self_contained=self_contained)
         out.print(f"saved with these weights → {escape(str(save))}", soft_wrap=True)
-    write_json(json_path, asdict(tuning))
+    write_json(json_path, {**asdict(tuning), "seed": seed, **environment("lm_eval", "evalplus")})
 
 
 def by_likelihood(

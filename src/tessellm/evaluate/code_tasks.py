@@ -33,6 +33,7 @@ SCORER = """import os, sys
 from evalplus.evaluate import evaluate
 evaluate(dataset=sys.argv[1], samples="samples.jsonl", parallel=int(sys.argv[2]))
 os._exit(0)"""  # a thread of evalplus sleeps for twenty seconds after the work is done
+WORKERS = max(1, (os.cpu_count() or 1) // 2)  # as evalplus
 MEMORY = 16 << 30  # address space of the scorer; evalplus gives each solution four gigabytes
 
 
@@ -41,7 +42,7 @@ def run_code_task(
     name: str,
     data: Path | None = None,
     limit: int | None = None,
-    workers: int = 1,
+    workers: int = WORKERS,
     part: Part = TEST,
 ) -> Outcome:
     """Have evalplus ask, the engine write, evalplus clean and judge."""
@@ -87,12 +88,12 @@ def judge_texts(
         return dict(zip(prompts, verdicts(name, samples, path, workers).values(), strict=True))
 
 
-def score_samples(name: str, samples: Path, problems: Path, workers: int = 1) -> dict[str, dict[str, float]]:
+def score_samples(name: str, samples: Path, problems: Path, workers: int = WORKERS) -> dict[str, dict[str, float]]:
     """evalplus' verdict on every problem: base tests, and base and extra tests together."""
     return {id: scores[0] for id, scores in verdicts(name, samples, problems, workers).items()}
 
 
-def verdicts(name: str, samples: Path, problems: Path, workers: int = 1) -> dict[str, list[dict[str, float]]]:
+def verdicts(name: str, samples: Path, problems: Path, workers: int = WORKERS) -> dict[str, list[dict[str, float]]]:
     """The same for every sample of a problem."""
     with tempfile.TemporaryDirectory() as scratch:
         for path, called in ((samples, "samples.jsonl"), (problems, "problems.jsonl")):

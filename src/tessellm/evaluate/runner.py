@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecipeError
+from ..errors import RecipeError, nearest
 from ..model import ComposedForCausalLM
 from .splits import TEST, Development, Part
 
+ENGINES = ("auto", "reference")
 Advance = Callable[[int], None]
 
 
@@ -23,6 +24,10 @@ class Runner:
     engine: str = "auto"
     progress: Callable[[str, str], Advance] = lambda column, task: lambda done: None
     note: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise RecipeError(f"unknown engine {self.engine!r}; {nearest(self.engine, ENGINES)}")
 
     def run(
         self,
