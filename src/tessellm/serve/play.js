@@ -234,7 +234,8 @@ function show(number) {
 
 function evidenceOf(token, name) {
   if (!(name in token.evidence)) return token.blended ? "Eq. 2 speaks" : "the owner speaks";
-  return `${token.evidence[name].toFixed(1)}${token.trusted[name] ? " ✓" : ""}`;
+  const trusted = token.trusted[name] && name !== state.members[0].name;
+  return `${token.evidence[name].toFixed(1)}${trusted ? " ✓" : ""}`;
 }
 
 function move(event) {
