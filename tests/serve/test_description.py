@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from servers import Running
+from servers import PATIENCE, Running
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "15"))
@@ -25,7 +25,7 @@ def test_answers_are_what_the_description_promises(server: Running, tmp_path: Pa
     phases = "coverage,fuzzing" if EXAMPLES >= 100 else "fuzzing"
     command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{server.url}/openapi.json"]
     command += ["--checks", CHECKS, "--phases", phases, "--max-examples", str(EXAMPLES), "--seed", "0", "--no-color"]
-    command += ["--request-timeout", "60"]  # a busy machine is no failure; a request that hangs is
+    command += ["--request-timeout", str(PATIENCE)]  # a busy machine is no failure; a request that hangs is
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ran.returncode == 0, ran.stdout[-6000:]
     found = re.search(r"(\d+) generated, (\d+) passed", ran.stdout)
