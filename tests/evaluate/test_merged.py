@@ -11,11 +11,11 @@ import torch
 
 import tessellm
 from tessellm.checkpoint import load
-from tessellm.errors import MemberError
+from tessellm.errors import MemberError, RecipeError
 from tessellm.evaluate import tasks
 from tessellm.evaluate.columns import alone
 from tessellm.evaluate.development import choose
-from tessellm.evaluate.evaluation import Plan
+from tessellm.evaluate.evaluation import Plan, columns_of
 from tessellm.evaluate.merged import Merged
 from tessellm.evaluate.splits import Part
 
@@ -133,6 +133,13 @@ def test_problems_that_something_was_chosen_on_before_are_kept_out_too() -> None
     assert Plan(("math",), merges=("ties",), strengths=(0.5,)).part == Part(0)
     assert Plan(("math",), merges=("ties",), seed=2).part == Part(50, 2)
     assert Plan(("math",), develop=7).part == Part(7)
+
+
+def test_columns_of_one_name_are_refused(members_dir: Path) -> None:
+    model = tessellm.compose(members_dir / "base", {"ties": members_dir / "math", "evidence": members_dir / "coding"})
+    for plan in (Plan(("math",), merges=("ties",)), Plan(("math",), rules=("product", "evidence"))):
+        with pytest.raises(RecipeError, match=r"two columns would be called '(ties|evidence)'"):
+            columns_of({"model": model}, plan)
 
 
 def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tessellm
 from tessellm.errors import PromptError
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.protocol import run_task
-from tessellm.evaluate.tasks import HEADLINE, make_task
+from tessellm.evaluate.tasks import HEADLINE, MATH_EXAMPLES, make_task
 
 from conftest import build_model, character_tokenizer, perturbed
 
@@ -44,6 +44,26 @@ def test_prompts_are_the_stored_ones_character_by_character(name: str) -> None:
     task.build_all_requests()
     found = [[instance.args[0], instance.args[1]] for instance in task.instances]
     assert found == json.loads((DATA / "prompts" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_stored_prompts_are_what_the_papers_protocol_says() -> None:
+    """Put together by hand: eight training problems and the question; two worked examples and the problem."""
+
+    def rows(path: str) -> list[dict[str, str]]:
+        return [json.loads(line) for line in (DATA / path).read_text(encoding="utf-8").splitlines()]
+
+    def prompts(name: str) -> list[str]:
+        return [prompt for prompt, _ in json.loads((DATA / "prompts" / f"{name}.json").read_text(encoding="utf-8"))]
+
+    known = {f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows("gsm8k/train.jsonl")}
+    for prompt, row in zip(prompts("gsm8k"), rows("gsm8k/test.jsonl"), strict=True):
+        *examples, last = prompt.split("\n\n")
+        assert last == f"Question: {row['question']}\nAnswer:"
+        assert len(set(examples)) == 8
+        assert set(examples) <= known
+    worked = "".join(f"Problem:\n{e['problem']}\n\nSolution:\n{e['solution']}\n\n" for e in MATH_EXAMPLES)
+    for prompt, row in zip(prompts("math"), rows("math/test.jsonl"), strict=True):
+        assert prompt == f"{worked}Problem:\n{row['problem']}\n\nSolution:"
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])

@@ -86,10 +86,16 @@ def columns_of(models: Mapping[str, ComposedForCausalLM], plan: Plan) -> dict[st
     }
     if "composition" in plan.columns:
         for name, model in _compositions(models, plan.rules).items():
-            if name in found or name in plan.merges:
-                raise RecipeError(f"two columns would be called {name!r}. Rename the member, or the model's folder")
+            if name in found:
+                raise _same_name(name)
             found[name] = model
+    if taken := sorted(set(found) & set(plan.merges)):
+        raise _same_name(taken[0])
     return {name: Column(identity(model), partial(_itself, model)) for name, model in found.items()}
+
+
+def _same_name(name: str) -> RecipeError:
+    return RecipeError(f"two columns would be called {name!r}. Rename the member, or the model's folder")
 
 
 def _itself(model: ComposedForCausalLM) -> ComposedForCausalLM:
