@@ -39,7 +39,7 @@ PLANS = {
     ),
     "full": Plan(
         Level(largest=99, events=(2, 3), operations=20, lines=(1, 3)), width=512, layers=7, heads=8, vocabulary=1024,
-        texts=200_000, base=Stage(2_200, 192, 1e-3, 45.0), experts=Stage(2_200, 128, 6e-4, 70.0),
-        lora=Stage(1_500, 128, 2e-3, 35.0), rank=32, seeds=3, problems=150, development=50, slots=128, loops=12,
+        texts=200_000, base=Stage(2_000, 192, 1e-3, 38.0), experts=Stage(1_800, 128, 6e-4, 60.0),
+        lora=Stage(900, 128, 2e-3, 25.0), rank=32, seeds=3, problems=120, development=50, slots=128, loops=12,
     ),
 }  # fmt: skip
