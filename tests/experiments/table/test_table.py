@@ -265,10 +265,9 @@ def test_claims_hold_only_where_the_scores_say_so() -> None:
     for kind in KINDS:
         scores[kind] = {**scores[kind], COMPOSED: good, LORA + COMPOSED: good}
     found = Pooled(names, scores, 1, {}, {})
-    assert all(claim.holds is not False for claim in quality_claims(found, firm=True))
-    assert all(claim.holds is None for claim in quality_claims(found, firm=False))
+    assert all(claim.holds is not False for claim in quality_claims(found))
     rival = {kind: {**row, "ties": good, "math": good} for kind, row in scores.items()}
-    held = {claim.id: claim.holds for claim in quality_claims(replace(found, scores=rival), firm=True)}
+    held = {claim.id: claim.holds for claim in quality_claims(replace(found, scores=rival))}
     assert held["mixed-merges"] is False
     assert held["mixed-members"] is False
     pace = {EQ2: {"tokens": 100, "seconds": 1.0}, "a notebook's loop": {"tokens": 10, "seconds": 1.0}}

@@ -84,8 +84,8 @@ def _cell(found: Pooled, kind: str, column: str) -> dict[str, Any]:
     return cell
 
 
-def quality_claims(found: Pooled, firm: bool) -> list[Claim]:
-    """What the table is to show. Where models are too small for it, the same numbers without targets."""
+def quality_claims(found: Pooled) -> list[Claim]:
+    """What the table is to show."""
     made = [*kept_claims(found, COMPOSED, SINGLE, ""), *kept_claims(found, LORA + COMPOSED, _lora(), LORA)]
     merge = max(METHODS, key=found.average)
     made.append(
@@ -104,7 +104,7 @@ def quality_claims(found: Pooled, firm: bool) -> list[Claim]:
     )
     made.append(Claim("mixed-eq2", "the same, composed by Eq. 2", found.mean("mixed", EQ2)))
     made.append(Claim("mixed-lora", "the same, LoRA experts by the default rule", found.mean("mixed", LORA + COMPOSED)))
-    return made if firm else [Claim(claim.id, claim.statement, claim.value) for claim in made]
+    return made
 
 
 def _lora() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .members import EXPERTS
 
 COMPOSED, EQ2 = "composed", "composed by Eq. 2"
 LORA = "LoRA "  # before the name of a column
-Rule = Callable[[Tensor, Gold], Tensor]
+LARGER = {"task-arithmetic": (1.2, 1.5), "dare": (1.2, 1.5), "ties": (2.0, 2.5)}  # strengths beyond mergekit's usual
 
 
 def llama(params: Params, shape: Shape, member: int, tokenizer: Any, device: str) -> LlamaForCausalLM:
@@ -50,7 +50,8 @@ def tuned(
     def worth(strength: float) -> tuple[float, float]:
         return development_score(merged(method, strength, members, seed), development)
 
-    scores = {strength: worth(strength) for strength in METHODS[method].strengths or (METHODS[method].default,)}
+    strengths = (*METHODS[method].strengths, *LARGER.get(method, ())) or (METHODS[method].default,)
+    scores = {strength: worth(strength) for strength in strengths}
     best = max(scores, key=lambda strength: scores[strength])
     told = {"strength": best, "development": {str(strength): score[0] for strength, score in scores.items()}}
     return merged(method, best, members, seed), told
