@@ -13,20 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
-import tessellm
+from tessellm.decoding.bench.models import random_composition
 from tessellm.experiments.claims import Claim, Result
 
-CONFIG = LlamaConfig(
-    vocab_size=32_000,
-    hidden_size=512,
-    intermediate_size=1376,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    max_position_embeddings=4096,
-)
-PROMPT, ROUNDS = 128, 60
+SHAPES, PROMPT, ROUNDS = "llama-512", 128, 60
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -53,12 +45,11 @@ def overhead(composed: Callable[[], object], alone: Callable[[], object], rounds
 
 @torch.inference_mode()
 def measure(rule: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
-    torch.manual_seed(0)
-    members = [LlamaForCausalLM(CONFIG).eval() for _ in range(3)]
-    model = tessellm.compose(members[0], {"one": members[1], "two": members[2]}, rule=rule)
-    ids = torch.randint(3, 32_000, (batch, PROMPT))
+    model = random_composition(SHAPES, 2, rule=rule)
+    members = [model.member(name) for name in model.members]
+    ids = torch.randint(3, model.config.vocab_size, (batch, PROMPT))
     token = ids[:, :1]
-    cache, caches = model.new_cache(), [DynamicCache(config=CONFIG) for _ in members]
+    cache, caches = model.new_cache(), [DynamicCache(config=member.config) for member in members]
     model(ids, past_key_values=cache, logits_to_keep=1)
     for member, own in zip(members, caches, strict=True):
         member(ids, past_key_values=own, logits_to_keep=1)

@@ -1,6 +1,7 @@
 """What speculation brings on trained members: the same engine with and without it, in turns, on the same prompts.
 
-The demo's letter models, with longer strings: a base that copies its prompt and experts that each replace a letter.
+The demo's letter models, with longer strings: a base that copies its prompt and experts that each replace a letter. On
+a GPU they are larger (8 layers, 512 wide), since there a step of small ones takes no longer than asking for it.
 Greedy tokens must be identical at every batch size; sampled ones too, for the same seeds. On a CPU with one thread:
 
     python benchmarks/speculation.py [--device cuda] [--rounds 3] [--members FOLDER]
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from tessellm.experiments.demo.letters import (
 )
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
+LARGE = replace(SETTINGS, width=512, layers=8, heads=8, base_steps=3000, base_rate=1e-3, expert_rate=3e-4)  # for a GPU
 REPLACED = {"A": "K", "M": "B", "T": "X"}  # by one expert each
 BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
 DRAFTS = ("lookup", "member:base")
@@ -46,26 +49,49 @@ RULES = ("evidence", "product")
 GAIN = 1.6
 
 
-def trained(seed: int, folder: Path | None) -> tuple[Any, dict[str, Any]]:
-    """The base and its experts: from the folder if they are there, else trained on the CPU, and kept there."""
+def settings_for(device: str, steps: int | None = None) -> LetterSettings:
+    """Members that keep the device busy; `steps` of training other than usual."""
+    chosen = SETTINGS if device == "cpu" else LARGE
+    return chosen if steps is None else replace(chosen, base_steps=steps, expert_steps=steps)
+
+
+def composition(
+    rule: str, seed: int, settings: LetterSettings, folder: Path | None, device: str
+) -> tuple[Any, list[list[int]]]:
+    """The trained members, composed, and prompts for them."""
+    base, experts = trained(seed, settings, folder, device)
+    return tessellm.compose(base, experts, rule=rule).to(device), encoded(strings(seed))
+
+
+def strings(seed: int) -> list[str]:
+    return sample_strings(max(BATCHES.values()), seed + 1, min_length=16, max_length=SETTINGS.max_length)
+
+
+def encoded(texts: Sequence[str]) -> list[list[int]]:
+    tokenizer = build_tokenizer()
+    return [tokenizer(text + END_OF_PROMPT).input_ids for text in texts]
+
+
+def trained(seed: int, settings: LetterSettings, folder: Path | None, device: str) -> tuple[Any, dict[str, Any]]:
+    """The base and its experts: from the folder if they are there, else trained on the device, and kept there."""
     if folder is not None and (folder / "base").is_dir():
         loaded = {name: LlamaForCausalLM.from_pretrained(folder / name) for name in ("base", *REPLACED)}
         return loaded.pop("base"), loaded
-    base, experts = train(seed)
+    base, experts = train(seed, settings, device)
     if folder is not None:
-        for name, member in {"base": base, **experts}.items():
+        for name, member in {**experts, "base": base}.items():  # the base last: then all are there
             member.save_pretrained(folder / name)
     return base, experts
 
 
-def train(seed: int) -> tuple[Any, dict[str, Any]]:
+def train(seed: int, settings: LetterSettings, device: str) -> tuple[Any, dict[str, Any]]:
     def report(done: int, loss: float) -> None:
         if done % 500 == 0:
             print(f"  base, {done} steps: loss {loss:.3f}", flush=True)
 
-    base = train_base(seed, SETTINGS, report)
+    base = train_base(seed, settings, report, device)
     return base, {
-        letter: fine_tune(base, {letter: other}, seed + number, SETTINGS)
+        letter: fine_tune(base, {letter: other}, seed + number, settings)
         for number, (letter, other) in enumerate(REPLACED.items(), 1)
     }
 
@@ -115,15 +141,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    base, experts = trained(given.seed, given.members)
-    tokenizer = build_tokenizer()
-    strings = sample_strings(max(BATCHES.values()), given.seed + 1, min_length=16, max_length=SETTINGS.max_length)
-    prompts = [tokenizer(string + END_OF_PROMPT).input_ids for string in strings]
+    base, experts = trained(given.seed, settings_for(given.device), given.members, given.device)
+    tokenizer, texts = build_tokenizer(), strings(given.seed)
+    prompts = encoded(texts)
     tables: dict[str, Any] = {}
     for rule in RULES:
         model = tessellm.compose(base, experts, rule=rule).to(given.device)
         answers = tokens(Engine(model, slots=16).generate(prompts, Sampling(SETTINGS.max_length + 1)))
-        right = accuracy([tokenizer.decode(text).removesuffix(EOS) for text in answers], strings, REPLACED)
+        right = accuracy([tokenizer.decode(text).removesuffix(EOS) for text in answers], texts, REPLACED)
         print(f"{rule}: {right:.0%} of the strings are right", flush=True)
         tables[f"{rule}, right strings"] = right
         for draft in DRAFTS:

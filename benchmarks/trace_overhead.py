@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 
 import torch
-from transformers import LlamaForCausalLM
 
-import tessellm
-from reference_overhead import CONFIG, PROMPT, RESULTS, ROUNDS, overhead
+from reference_overhead import PROMPT, RESULTS, ROUNDS, SHAPES, overhead
+from tessellm.decoding.bench.models import random_composition
 from tessellm.diagnose.recorder import Recorder
 from tessellm.experiments.claims import Claim, Result
 
@@ -20,10 +19,8 @@ LIMIT = 1.10
 
 @torch.inference_mode()
 def measure(rule: str, batch: int, rounds: int, device: str) -> dict[str, float]:
-    torch.manual_seed(0)
-    members = [LlamaForCausalLM(CONFIG).eval().to(device) for _ in range(3)]
-    model = tessellm.compose(members[0], {"one": members[1], "two": members[2]}, rule=rule)
-    ids = torch.randint(3, CONFIG.vocab_size, (batch, PROMPT), device=device)
+    model = random_composition(SHAPES, 2, rule=rule, device=device)
+    ids = torch.randint(3, model.config.vocab_size, (batch, PROMPT), device=device)
     plain, watched = model.new_cache(), model.new_cache()
     watched.observer = Recorder(model, last_only=True)
     for cache in (plain, watched):

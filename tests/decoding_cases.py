@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import tessellm
+from tessellm.decoding.bench.equality import disagreements, fragile, reference_rows
 from tessellm.decoding.requests import Request
 
 from conftest import VOCAB, build_model, perturbed, save_lora, save_member
 
+__all__ = ["KINDS", "alone", "composition", "disagreements", "fragile", "prompts", "reference_rows", "unexcused"]
 KINDS = ("llama", "gemma2", "gpt2", "qwen2", "mixed", "adapters", "both")
 
 
@@ -41,37 +42,6 @@ def prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
     return [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
-
-
-@torch.no_grad()
-def reference_rows(model: Any, request: Request) -> Tensor:
-    """Log-probabilities by model.py at each token that the request wrote, along its own text: [T, V]."""
-    text = torch.tensor([request.prompt + request.tokens])
-    rows: Tensor = model(text, use_cache=False).logits[0]
-    return rows[len(request.prompt) - 1 : -1]
-
-
-def disagreements(model: Any, request: Request, margin: float = 1e-4) -> list[int]:
-    """Where a greedy request chose another token than the reference's best, by more than a near-tie."""
-    rows = reference_rows(model, request)
-    best = rows.amax(-1)
-    chosen = rows.gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
-    return [t for t, gap in enumerate((best - chosen).tolist()) if gap > margin]
-
-
-@torch.no_grad()
-def fragile(model: Any, request: Request, margin: float = 1e-4, draws: int = 8) -> Tensor:
-    """Where the reference's own best token changes if members' log-probabilities move by less than the margin: near
-    ties, and thresholds of the rule: [T]."""
-    text = torch.tensor([request.prompt + request.tokens])
-    logp_MBTV = model(text, use_cache=False, output_member_logprobs=True).member_logprobs
-    generator, mask = torch.Generator().manual_seed(0), torch.ones_like(text).bool()
-    best = model.rule(logp_MBTV, text, mask, None)[0].argmax(-1)
-    changed = torch.zeros_like(mask)
-    for _ in range(draws):
-        noise = margin * (2 * torch.rand(logp_MBTV.shape, generator=generator) - 1)
-        changed |= model.rule((logp_MBTV + noise).log_softmax(-1), text, mask, None)[0].argmax(-1) != best
-    return changed[0, len(request.prompt) - 1 : -1]
 
 
 def unexcused(model: Any, requests: list[Request]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from transformers import StoppingCriteria, TextStreamer
 from .decoding.engine import Engine
 from .decoding.requests import Request as EngineRequest
 from .decoding.sampling import Sampling
+from .decoding.speculation import Speculation
 from .errors import EngineError, GenerationError
 from .model import ComposedForCausalLM
 
@@ -57,7 +58,11 @@ def unusual_settings(model: ComposedForCausalLM) -> list[str]:
 
 
 def engine_for(
-    model: ComposedForCausalLM, rows: Sequence[Sequence[int]], request: Request, batch_size: int = 8
+    model: ComposedForCausalLM,
+    rows: Sequence[Sequence[int]],
+    request: Request,
+    batch_size: int = 8,
+    speculation: Speculation | None = None,
 ) -> Engine:
     """An engine with room for these rows. EngineError: use the reference."""
     unknown = unusual_settings(model)
@@ -65,7 +70,8 @@ def engine_for(
         raise EngineError(f"the generation config sets {', '.join(unknown)}, which the fast path does not know")
     slots = max(1, min(batch_size, len(rows)))
     longest = max(map(len, rows), default=1) + request.max_new_tokens
-    return Engine(model, slots, longest, compiled=len(rows) * request.max_new_tokens >= WORTH_COMPILING)
+    compiled = len(rows) * request.max_new_tokens >= WORTH_COMPILING
+    return Engine(model, slots, longest, compiled=compiled, speculation=speculation)
 
 
 def by_engine(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .continuations import Request, Streamer, by_engine, by_reference, engine_for, pad_id, stop_position
+from .decoding.speculation import Speculation
 from .errors import EngineError, PromptError
 from .model import ComposedForCausalLM
 
@@ -148,15 +149,21 @@ def generate_texts(
     stream: TextIO | None = None,
     engine: str = "auto",
     note: Callable[[str], None] = lambda text: None,
+    speculate: str | None = None,
 ) -> Iterator[Generated]:
     """Continue every prompt, in order. By the fast path, or by model.py if `engine` is "reference" or the fast path
-    cannot run this composition; then `note` is told why."""
+    cannot run this composition; then `note` is told why. `speculate` says who drafts: "lookup" or "member:NAME"."""
+    speculation = Speculation(speculate) if speculate is not None else None
+    if speculation is not None:
+        speculation.check(model)
+        if engine == "reference":
+            raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
     tokenizer, rows = tokenizer_of(model), encode_prompts(model, prompts, request)
     streamer = Streamer(tokenizer, stream, request.stop) if stream is not None else None
     fast = None
     if engine != "reference":
         try:
-            fast = engine_for(model, rows, request, batch_size)
+            fast = engine_for(model, rows, request, batch_size, speculation)
         except EngineError as error:
             note(str(error))
     if fast is None:

@@ -71,10 +71,18 @@ def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) 
         raise ValueError("a rule takes the base and at least one expert; it was given one member")
     if weights_K is None:
         weights_K = [1.0] * experts
-    weight_K = torch.as_tensor(weights_K, dtype=working_dtype(logp_MBV), device=logp_MBV.device)
+    weight_K = _on_device(weights_K, logp_MBV)
     if weight_K.shape != (experts,):
         raise ValueError(f"expected {experts} weights, one an expert; got shape {tuple(weight_K.shape)}")
     return torch.cat([1 - weight_K.sum(0, keepdim=True), weight_K])
+
+
+def _on_device(weights_K: Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    """Weights where the log-probabilities are. Not copied there from the host, which a CUDA graph does not allow."""
+    dtype = working_dtype(like)
+    if isinstance(weights_K, Tensor):
+        return weights_K.to(like.device, dtype)
+    return torch.cat([like.new_zeros(0, dtype=dtype), *(like.new_full((1,), w, dtype=dtype) for w in weights_K)])
 
 
 def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
@@ -85,8 +93,7 @@ def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
 
 def tilt(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor) -> Tensor:
     """Put p_i^(w) ∝ p_b^(1−w_i) p_i^(w_i) in the place of every expert: what a weight means to every other rule."""
-    dtype = working_dtype(logp_MBV)
-    weight_K = torch.as_tensor(weights_K, dtype=dtype, device=logp_MBV.device)
+    dtype, weight_K = working_dtype(logp_MBV), _on_device(weights_K, logp_MBV)
     pairs = zip(logp_MBV[1:].to(dtype), weight_K.unbind(), strict=True)
     base_BV = logp_MBV[0].to(dtype)
     return torch.stack([base_BV, *(product(torch.stack([base_BV, p]), w[None]) for p, w in pairs)])

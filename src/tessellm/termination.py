@@ -118,7 +118,8 @@ class Terminated:
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         ends = self.ends_on(logp_MBTV.device)
         seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
-        heard_BT = torch.where(torch.isin(tokens_BT, ends.token_E), ends.token_E[ends.event], tokens_BT)
+        is_end_BT = (tokens_BT[..., None] == ends.token_E).any(-1)
+        heard_BT = torch.where(is_end_BT, ends.token_E[ends.event], tokens_BT)
         logp_BTV, state, trace = explained(self.rule, seen_MBTV, heard_BT, mask_BT, state)
         spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
         log_h_BT, share_MBT = self.decide(event_MBT, spoken_BT, trace)

@@ -69,12 +69,14 @@ def test_the_command(kind: str, cli: Any, tmp_path: Path) -> None:
     ran = cli(
         *("bench", "--shapes", "llama-tiny", "--kind", kind, "--experts", 2, "--experts", 1, "--prompt", 8),
         *("--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json", "--figure", tmp_path / "b.png"),
+        *(("--speculate", "lookup") if kind == "lora" else ()),
     )
     assert ran.code == 0
     assert "ms a step" in ran.out
     assert "experts, batch 1, prompt 8" in ran.err
     result = json.loads((tmp_path / "b.json").read_text())
     assert [row["experts"] for row in result["rows"]] == [2, 1]
+    assert ["times_without_drafts" in row for row in result["rows"]] == [kind == "lora"] * 2
     assert {"commit", "versions", "hardware", "bytes_a_second"} <= result.keys()
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
 

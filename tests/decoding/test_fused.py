@@ -16,29 +16,40 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
 import tessellm
+from tessellm.decoding import groups
+from tessellm.decoding.engine import Engine
 from tessellm.decoding.fused import layers
-from tessellm.decoding.fused.decoder import fuse
+from tessellm.decoding.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.groups import make_groups
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
 
 
-def members(kind: str, folder: Path) -> list[Any]:
+def composition(kind: str, folder: Path, layers: int = 2) -> Any:
+    """Three members, of which the base is one."""
+    sizes = {**SIZES, "num_hidden_layers": layers}
     if kind == "adapters":
-        base = build_model("llama", **SIZES)
-        home = save_member(base, folder / "base")
+        home = save_member(build_model("llama", **sizes), folder / "base")
         everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         some = {"e1": ["q_proj", "up_proj"], "e2": everywhere}
         paths = {name: str(save_lora(home, folder / name, 3, target_modules=t)) for name, t in some.items()}
-        model = tessellm.compose(str(home), paths)
-        return [model.member(name) for name in model.members]
+        return tessellm.compose(str(home), paths)
     settings = {"attn_implementation": "eager"} if kind == "gemma2" else {}
-    base = build_model(kind, **SIZES, **settings)
+    base = build_model(kind, **sizes, **settings)
     if kind == "qwen2":
         for name, parameter in base.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
-    return [base, perturbed(base, 1), perturbed(base, 2)]
+    return tessellm.compose(base, {"e1": perturbed(base, 1), "e2": perturbed(base, 2)})
+
+
+def feed(group: Any, lengths: list[int]) -> None:
+    """A text of each length into a slot each, by the modules."""
+    for slot, length in enumerate(lengths):
+        text = torch.randint(4, 60, (1, length), generator=torch.Generator().manual_seed(slot))
+        group.logits(text, torch.arange(length)[None], torch.tensor([slot]), length, 1)
 
 
 @pytest.mark.parametrize(
@@ -52,23 +63,17 @@ def test_equals_the_modules(
 ) -> None:
     """Several rows and one, with sums in one piece and in several, cells in one piece and in several."""
     monkeypatch.setattr(layers, "SHORTEST_SUM", shortest_sum)
-    own = members(kind, tmp_path)
-    if kind == "adapters":
-        composed = tessellm.compose(str(tmp_path / "base"), {n: str(tmp_path / n) for n in ("e1", "e2")})
-    else:
-        composed = tessellm.compose(own[0], {"a": own[1], "b": own[2]})
+    composed = composition(kind, tmp_path)
     (group,) = make_groups(composed, slots=4, cells=120, stacked=True)
     fused = fuse([composed.member(name) for name in composed.members], group.cache)
     assert fused is not None
     slots = len(lengths)
-    for slot, length in enumerate(lengths):
-        text = torch.randint(4, 60, (1, length), generator=torch.Generator().manual_seed(slot))
-        group.logits(text, torch.arange(length)[None], torch.tensor([slot]), length, 1)
+    feed(group, lengths)
     token_B, position_B = torch.tensor([5, 6, 7])[:slots], torch.tensor(lengths)
     for step in range(2):
         cells = int(position_B.max()) + 1
         kept = [buffer.clone() for buffer in group.cache.key_RHCD.values()]
-        found = fused(token_B.expand(3, -1).contiguous(), position_B, 130 if step else cells)
+        found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 130 if step else cells)[:, :, 0]
         for buffer, old in zip(group.cache.key_RHCD.values(), kept, strict=True):
             assert not torch.equal(buffer, old)  # it wrote the cache itself
         wanted = group.logits(token_B[:, None], position_B[:, None], slots, cells, 1)
@@ -78,11 +83,78 @@ def test_equals_the_modules(
 
 @torch.no_grad()
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
-    own = members("llama", tmp_path)
-    composed = tessellm.compose(own[0], {"a": own[1], "b": own[2]})
+    composed = composition("llama", tmp_path)
     (group,) = make_groups(composed, slots=2, cells=50, stacked=True)
-    fused = fuse(own, group.cache)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
     group.logits(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1)
     before = group.cache.key_RHCD[0][:, :, :50].clone()
-    fused(torch.full((3, 2), 9), torch.tensor([-1, -1]), 50)
+    for tokens in (1, 3):
+        fused(torch.full((3, 2, tokens), 9), torch.full((2, tokens), -1), 50)
     torch.testing.assert_close(group.cache.key_RHCD[0][:, :, :50], before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "counts", "cells"),
+    [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50)],
+)  # fmt: skip
+@torch.no_grad()
+def test_several_tokens_equal_the_modules(
+    kind: str, lengths: list[int], counts: list[int], cells: int, tmp_path: Path
+) -> None:
+    """Rows with drafts of different lengths, none at all, and padding; in blocks of rows; windows of 16."""
+    composed = composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1)
+    (group,) = make_groups(composed, slots=4, cells=120, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    slots, tokens = len(lengths), max(counts)
+    assert fused.takes(slots, tokens)
+    feed(group, lengths)
+    token_BT = torch.randint(4, 60, (slots, tokens), generator=torch.Generator().manual_seed(9))
+    index_T = torch.arange(tokens)
+    position_BT = torch.where(
+        index_T < torch.tensor(counts)[:, None], torch.tensor(lengths)[:, None] + index_T, torch.tensor(-1)
+    )
+    found_MBTV = fused(token_BT.expand(3, -1, -1), position_BT, cells)
+    buffers = [*group.cache.key_RHCD.values(), *group.cache.value_RHCD.values()]
+    written = [buffer[:, :, :-1].clone() for buffer in buffers]
+    wanted_MBTV = torch.stack(group.logits(token_BT, position_BT, slots, min(cells, 120), tokens))
+    real_BT = position_BT >= 0
+    torch.testing.assert_close(found_MBTV[:, real_BT], wanted_MBTV[:, real_BT], atol=2e-4, rtol=1e-4)
+    assert found_MBTV.isfinite().all()
+    for buffer, mine in zip(buffers, written, strict=True):
+        torch.testing.assert_close(mine, buffer[:, :, :-1], atol=1e-5, rtol=1e-4)
+
+
+def test_passes_that_are_too_large_are_left_to_the_modules(tmp_path: Path) -> None:
+    composed = composition("adapters", tmp_path)
+    (group,) = make_groups(composed, slots=4, cells=120)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    assert fused.takes(21, 1)  # 63 rows of one weight
+    assert not fused.takes(22, 1)
+    assert fused.takes(9, 9)
+    assert not fused.takes(10, 9)
+    assert not fused.takes(1, 10)
+
+
+@pytest.mark.parametrize(("kind", "draft"), [("llama", "member:e2"), ("adapters", "lookup")])
+def test_speculation_on_fused_passes(kind: str, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole engine as on a GPU but for its graphs: steps, drafts and verification all by the kernels."""
+    composed = composition(kind, tmp_path, layers=1)
+    prompts = [[5, 6, 7, 8, 5, 6, 7], [9, 4, 30, 9, 4]]
+    asked = [Sampling(6, ignore_end=True), Sampling(4, 1.0, seed=3, ignore_end=True)]
+    expected = Engine(composed, slots=2).generate(prompts, asked)
+    monkeypatch.setattr(groups, "_fused", fuse)
+    passes: list[int] = []
+    plain = FusedDecoder.__call__
+
+    def counting(self: Any, token_MBT: Any, *rest: Any) -> Any:
+        passes.append(token_MBT.shape[-1])
+        return plain(self, token_MBT, *rest)
+
+    monkeypatch.setattr(FusedDecoder, "__call__", counting)
+    engine = Engine(composed, slots=2, stacked=True, speculation=Speculation(draft, 2, adaptive=False))
+    found = engine.generate(prompts, asked)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert max(passes) > 1

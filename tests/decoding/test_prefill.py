@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import engine as engine_module
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.prefill import PASS_TOKENS
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.steps import Steps
 
@@ -48,7 +48,7 @@ def test_prompts_longer_than_a_chunk(model: Any, fed: list[int]) -> None:
     texts = [random_text(length, length) for length in lengths]
     requests = Engine(model, slots=4).generate(texts, NEW)
     assert sum(fed) == sum(lengths)
-    assert max(fed) <= engine_module.PREFILL_TOKENS
+    assert max(fed) <= PASS_TOKENS
     assert not unexcused(model, requests)
 
 

@@ -234,6 +234,58 @@ def test_a_good_drafter_is_used() -> None:
     assert cost_a_token(agreeing(1e-5), "member:base") < 0.7
 
 
+def test_the_command(cli: Any, members_dir: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"base: {members_dir / 'base'}\nexperts: {{math: {members_dir / 'math'}}}\n")
+    asked = ("generate", recipe, "abcabcab", "--max-new-tokens", 20)
+    plain = cli(*asked)
+    for draft in ("lookup", "member:math"):
+        assert cli(*asked, "--speculate", draft) == plain
+    for wrong, said in (
+        (("members",), "expected draft='lookup' or 'member:NAME'; got 'members'"),
+        (("member:maths",), "no member 'maths' to draft; did you mean 'math'?"),
+        (("lookup", "--engine", "reference"), "leave out --speculate or --engine reference"),
+        (("lookup", "--trace"), "leave out --speculate or --trace"),
+    ):
+        ran = cli(*asked, "--speculate", *wrong)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err.replace("\n", " ")
+
+
+def test_memory_that_runs_out_while_verifying_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = agreeing(), prompts(3, 30)
+    asked = Sampling(max_new_tokens=10, ignore_end=True)
+    engine = Engine(model, slots=3, speculation=Speculation("member:base", 4, **ALWAYS))
+    plain = Verification.verify
+
+    def small(self: Verification, rows: int, *rest: Any) -> None:
+        if rows > 2:
+            raise torch.OutOfMemoryError(f"{rows} rows")
+        plain(self, rows, *rest)
+
+    monkeypatch.setattr(Verification, "verify", small)
+    found = engine.generate(given, asked)
+    assert [r.finish_reason for r in found] == ["length", "length", "error"]
+    assert texts(found[:2]) == texts(Engine(model, slots=2).generate(given[:2], asked))
+
+
+def test_compiling_and_capturing_are_no_cost_of_a_length() -> None:
+    """A graph is captured whenever texts outgrow their cells: that must not scare a length away."""
+    engine = Engine(agreeing(1e-5), slots=4, speculation=Speculation("member:base"))
+    clock = Priced(engine, drafting=0.3, verifying=0.1)
+    inner, steps, seen = engine.steps.verify, engine.steps, set()
+
+    def captured(*given: Any) -> None:
+        if (new := (given[2], given[3] // 16)) not in seen:
+            seen.add(new)
+            clock.now, steps.prepared_seconds = clock.now + 1e4, steps.prepared_seconds + 1e4
+        inner(*given)
+
+    engine.steps.verify = captured  # type: ignore[method-assign]
+    engine.generate(prompts(4, 20), Sampling(max_new_tokens=100, ignore_end=True))
+    assert (clock.now - steps.prepared_seconds) / 100 < 0.7
+
+
 def test_refuses_what_it_cannot_draft_with() -> None:
     with pytest.raises(EngineError, match="'lookup' or 'member:NAME'"):
         Speculation("members")

@@ -31,6 +31,10 @@ def bench(
         bool, typer.Option("--compile/--no-compile", help="On a GPU: torch.compile where it pays.")
     ] = True,
     loops: Annotated[bool, typer.Option("--loops/--no-loops", help="Compare with the notebook's loop.")] = True,
+    speculate: Annotated[
+        str | None,
+        typer.Option(metavar="WHO", help="Also with drafts: lookup or member:NAME, in turns with the engine without."),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
@@ -64,6 +68,7 @@ def bench(
         dtype_of(dtype or ("bfloat16" if device.startswith("cuda") else "float32")),
         compiled,
         loops,
+        speculate,
         progress=lambda text: err.print(text, soft_wrap=True),
     )
     _show(result)
@@ -74,10 +79,12 @@ def bench(
 
 def _show(result: dict) -> None:
     heads = ["experts", "batch", "prompt", "ms a step", "tokens/s", "of limit", "memory"]
-    table = Table(*heads, "× notebook", "× loop", **PLAIN)
+    drafts = any("times_without_drafts" in row for row in result["rows"])
+    table = Table(*heads, "× notebook", "× loop", *(["drafts ×"] if drafts else []), **PLAIN)
+    compared = ["times_notebook", "times_on_device", *(["times_without_drafts"] if drafts else [])]
     for row in result["rows"]:
         memory = row["peak_bytes"] or row["weight_bytes"] + row["cache_bytes"]
-        loops = [f"{row[key]:.1f}" if key in row else "" for key in ("times_notebook", "times_on_device")]
+        loops = [f"{row[key]:.2f}" if key in row else "" for key in compared]
         table.add_row(
             *(str(row[key]) for key in ("experts", "batch", "prompt")),
             f"{row['ms_a_step']:.2f}",

@@ -36,6 +36,12 @@ def generate(
     engine: Annotated[
         Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
     ] = "auto",
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHO", help="Who drafts: lookup (the text itself) or member:NAME. The text stays the same."
+        ),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
@@ -44,8 +50,11 @@ def generate(
 
     Example: tessellm generate out "Write a function that" --trace
     """
+    from ..errors import EngineError
     from ..generation import Request, generate_texts, read_prompts
 
+    if trace and speculate is not None:
+        raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
     asked = read_prompts(prompts or [], file)
     request = Request(max_new_tokens, temperature, top_p, seed, tuple(stop or ()), chat)
     composition = load(model, device, dtype)
@@ -60,6 +69,7 @@ def generate(
         batch_size,
         stream=sys.stdout if len(asked) == 1 else None,
         engine=engine,
+        speculate=speculate,
         note=lambda text: err.print(f"note: {escape(text)}", soft_wrap=True),
     ):
         results.append(result)

@@ -1,8 +1,8 @@
 """Attention over slots, as an attention implementation of Hugging Face's: any of its architectures can run on it.
 
 The library makes no mask for an implementation that it has none for, so the mask comes from the pass: a token reads the
-cells of its own slot up to its own position. One new token a row is the case that matters: then queries are grouped by
-key-value head, so keys and values are read once and never repeated.
+cells of its own slot up to its own position. Queries are grouped by key-value head: keys and values are read once, and
+never repeated.
 """
 
 from __future__ import annotations
@@ -40,14 +40,11 @@ def slot_attention(
         softcap = None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.device.type == "cpu" and softcap is None:
-        return _attend_on_cpu(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
+        return _attend(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
     mask = slot_pass.mask(sliding_window)
     if query.shape[2] > 1 and softcap is None:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
         mask = mask | (slot_pass.position_RT < 0)[:, None, :, None]  # padding reads anything: nobody reads padding
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-        return found.transpose(1, 2), None
+        return _attend(query, key, value, mask, scale), None
     rows, heads, steps, size = query.shape
     grouped = query.reshape(rows, key.shape[1], -1, size)  # [R, H, groups · T, D]
     score = (grouped @ key.transpose(2, 3)) * scale
@@ -59,7 +56,7 @@ def slot_attention(
     return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
 
 
-def _attend_on_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """Heads that share keys and values count as more queries, so that those are never repeated: [R, T, heads, D]."""
     rows, heads, steps, _ = query.shape
     groups = heads // key.shape[1]

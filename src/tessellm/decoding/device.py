@@ -6,7 +6,6 @@ A step is a function of these buffers alone, so that it can be captured once and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,21 +14,15 @@ from torch import Tensor
 
 from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
-from ..rules import Rule, normalised, working_dtype
+from ..rules import normalised, working_dtype
+from .compiled_rule import PlainRule
 from .groups import Members, member_logits
 from .requests import Request
 from .sampling import choose, uniform
 from .voices import Special, Voice
 
 
-def combine(
-    rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any
-) -> tuple[Tensor, Any]:
-    """The rule over the members' logits."""
-    return rule(normalised(logits_M), token_BT, mask_BT, state)
-
-
-def _part(state: Any, slots: Any) -> Any:
+def part(state: Any, slots: Any) -> Any:
     """A rule's state in some slots."""
     return state if state is None else type(state)(*(buffer[slots] for buffer in state))
 
@@ -46,7 +39,7 @@ class SlotState:
         self.top_p_S = torch.ones(slots, device=device)
         self.seed_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.logprob_S = torch.zeros(slots, device=device)
-        self.combine = partial(combine, model.rule)  # a GPU's steps put a compiled one here
+        self.passes = PlainRule(model.rule)  # a GPU's steps put a compiled one here
         self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
         self.other_states: dict[tuple, Any] = {}  # the same for other voices, by the kind of their states
         self.kinds: WeakKeyDictionary[Voice, tuple] = WeakKeyDictionary()
@@ -57,7 +50,7 @@ class SlotState:
         logits_M = member_logits(self.groups, token_B1, position_B1, rows, cells, 1)
         real_B1 = position_B1 >= 0
         if special is None:
-            said_B1V, state = self.combine(logits_M, token_B1, real_B1, _part(self.rule_state, slice(rows)))
+            said_B1V, state = self.passes.combine(logits_M, token_B1, real_B1, part(self.rule_state, slice(rows)))
             logp_BV, states = said_B1V[:, -1], [(self.rule_state, slice(rows), state)]
         else:
             logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
@@ -81,7 +74,7 @@ class SlotState:
             heard_M = [logits[at_B] for logits in logits_M]
             rule = voice.rule if voice else self.rule
             said_B1V, state, special.why[voice] = explained(
-                rule, normalised(heard_M), token_B1[at_B], real_B1[at_B], _part(buffers, at_B)
+                rule, normalised(heard_M), token_B1[at_B], real_B1[at_B], part(buffers, at_B)
             )
             logp_BV[at_B] = said_B1V[:, -1]
             states.append((buffers, at_B, state))

@@ -14,14 +14,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..errors import EngineError, nearest
 from ..model import ComposedForCausalLM
 from ..rules import working_dtype
-from .groups import Group
+from .groups import one_member
 from .requests import Request
 from .sampling import choose, uniform
 from .slots import SlotCache
-from .stacking import stack
 from .steps import Steps
 from .verification import Verification
 
@@ -47,6 +45,7 @@ class Text:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
+        self._match: tuple[int, int] | None = None  # of the text as it is
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -54,9 +53,14 @@ class Text:
             for size in range(1, min(LONGEST_MATCH, end) + 1):
                 self._next[tuple(self.tokens[end - size :])] = end
             self.tokens.append(token)
+            self._match = None
 
     def match(self) -> tuple[int, int]:
-        """How many tokens of the text's end were found before (0: none), and what came after them."""
+        """How many tokens of the text's end were found before (0: none), and where what came after them begins."""
+        self._match = self._match or self._found()
+        return self._match
+
+    def _found(self) -> tuple[int, int]:
         for size in range(min(LONGEST_MATCH, len(self.tokens)), 0, -1):
             start = self._next.get(tuple(self.tokens[-size:]))
             if start is not None:
@@ -93,28 +97,26 @@ class Lookup:
         return text.tokens[start] if size else None
 
     def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
-        draft_BG = torch.full((rows, length), -1)
+        drafts = [[-1] * length for _ in range(rows)]
         for request in running:
             text = self.text(request)
             size, start = text.match()
-            if size:
+            if size and request.slot is not None:
                 wanted = min(length, room(request))
-                draft_BG[request.slot, :wanted] = torch.tensor(text.follow(start, wanted), dtype=torch.long)
-        self.into.draft_SG[:rows, :length] = draft_BG.to(self.into.draft_SG.device)
+                drafts[request.slot][:wanted] = text.follow(start, wanted)
+        self.into.draft_SG[:rows, :length] = steps.on_device(torch.tensor(drafts))
 
 
 class Alone:
     """One member drafts. Its keys and values of the drafts stay where they are: verification writes the same."""
 
     def __init__(self, model: ComposedForCausalLM, name: str, into: Verification):
-        if name not in model.members:
-            raise EngineError(f"no member {name!r} to draft; {nearest(name, model.members)}")
         self.into, self.place = into, list(model.members).index(name)
         self.home = next(group for group in into.state.groups if self.place in group.members)
         self.group = self.home
         if len(self.home.members) > 1:
             cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
-            self.group = Group((self.place,), stack([model.member(name)]), [model.alignments[name]], cache)
+            self.group = one_member(model, name, cache)
 
     def kind(self, request: Request) -> int | None:
         return 0
@@ -127,7 +129,7 @@ class Alone:
         room_B = torch.zeros(rows, dtype=torch.long)
         for request in running:
             room_B[request.slot] = room(request)
-        self.into.room_S[:rows] = room_B.to(self.into.room_S.device)
+        self.into.room_S[:rows] = steps.on_device(room_B)
         steps.draft(self, rows, length, max(len(r.prompt) + r.asked for r in running) + length, how)
 
     def draft(self, rows: int, length: int, cells: int, how: str) -> None:

@@ -19,6 +19,7 @@ from ..model import ComposedForCausalLM
 from .device import SlotState
 from .groups import Members, make_groups
 from .plain import plain_groups
+from .prefill import Prefill
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
@@ -27,10 +28,6 @@ from .speculation import Speculation, Speculator
 from .steps import Steps, make_steps
 from .voices import Special, Voice, Watcher, special
 
-CHUNK = 256  # tokens of a prompt that are fed at once
-PREFILL_TOKENS = 2048  # padded tokens of one prefill pass
-MOST_PADDED = 1.5  # times the real tokens of a prefill pass
-SMALLEST_CHUNK = 16
 CONTEXT = 4096  # cells a slot, where neither the user nor the members say
 
 Arriving = tuple[list[Request], Callable[[], tuple[list[int], list[float]]], Special | None]
@@ -60,25 +57,28 @@ class Engine:
         self.window = max(model.rule.window, window)
         if reference and speculation:
             raise EngineError("drafts are for the fast path; leave out either reference or speculation")
-        groups: Sequence[Members] = plain_groups(model) if reference else self._checked_groups(slots, stacked)
+        groups: Sequence[Members] = (
+            plain_groups(model) if reference else self._checked_groups(slots, stacked, speculation is not None)
+        )
         self.state = SlotState(model, groups, slots)
         self.steps = Steps(self.state, self.context) if reference else make_steps(self.state, self.context, compiled)
-        self.speculator = speculation and Speculator(speculation, model, self.state, self.steps)
+        self.speculator = Speculator(speculation, model, self.state, self.steps) if speculation else None
         self.prefixes = Prefixes(slots, self.context if reference else self.window + 1)
-        self.chunk, self.pass_tokens, self.most_rows = CHUNK, PREFILL_TOKENS, slots  # less when memory runs out
+        self.prefill = Prefill(self.state, self.steps, self.prefixes, self.window)
+        self.most_rows = slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
         self._failed: list[Request] = []  # since the last step
         self.in_slot: list[Request | None] = [None] * slots
         self._arriving: deque[Arriving] = deque()
 
-    def _checked_groups(self, slots: int, stacked: bool | None) -> Sequence[Members]:
+    def _checked_groups(self, slots: int, stacked: bool | None, several: bool) -> Sequence[Members]:
         """Groups that compute what their members do: stacked as wished, else apart."""
         if getattr(self.model, "hf_device_map", None):
             raise FastPathError("the fast path needs all members on one device; these are on several")
         refuse_unknown(self.model)
         try:
             groups = make_groups(self.model, slots, self.context, stacked)
-            check(self.model, groups, slots, self.context)
+            check(self.model, groups, slots, self.context, several)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"{slots} slots of {self.context} tokens do not fit into the memory of {self.model.device}: use fewer "
@@ -87,7 +87,7 @@ class Engine:
         except EngineError:
             if stacked is not None:
                 raise
-            return self._checked_groups(slots, stacked=False)
+            return self._checked_groups(slots, False, several)
         return groups
 
     def submit(
@@ -185,59 +185,19 @@ class Engine:
             self.state.enter(request)
 
     def _prefill(self) -> None:
-        rows = [
-            r for r in self.in_slot if r is not None and not r.prefilled and not self.prefixes.waits(r, self.in_slot)
-        ]
-        if not rows:
+        portion = self.prefill.next(self.in_slot)
+        if portion is None:
             return
-        for request in rows:
-            if not request.fed:
-                request.fed = self.prefixes.reuse(request, self.state.copy_cells)
-        last = self._takes(rows[0]) == len(rows[0].prompt) - rows[0].fed
-        chosen: list[Request] = []
-        real = 0
-        for request in rows:  # those of a kind: both in the middle of their prompts, or both at the end
-            takes = self._takes(request)
-            padded = max([takes, *(self._takes(r) for r in chosen)]) * (len(chosen) + 1)
-            fits = padded <= min(self.pass_tokens, MOST_PADDED * (real + takes))
-            if fits and (takes == len(request.prompt) - request.fed) == last:
-                chosen.append(request)
-                real += takes
-        chosen = chosen or rows[:1]
-        width = max(self._takes(r) for r in chosen)
-        token_BT = torch.zeros(len(chosen), width, dtype=torch.long)
-        position_BT = torch.full((len(chosen), width), -1)
-        for b, request in enumerate(chosen):
-            takes = self._takes(request)
-            token_BT[b, width - takes :] = torch.tensor(request.prompt[request.fed : request.fed + takes])
-            position_BT[b, width - takes :] = torch.arange(request.fed, request.fed + takes)
-        slots = [r.slot for r in chosen if r.slot is not None]
-        asked = special(chosen, range(len(chosen))) if last else None
         try:
-            self.steps.prefill(slots, token_BT, position_BT, how(r.sampling for r in chosen) if last else None, asked)
+            self.prefill.feed(portion)
         except torch.OutOfMemoryError as error:
-            self._feed_less(chosen, width, error)
+            _return_memory()
+            if not self.prefill.feed_less(portion):
+                why = f"memory ran out while its prompt was fed, {portion.width} tokens at once"
+                self._give_up(portion.requests[0], why, error)
             return
-        for request in chosen:
-            request.fed += self._takes(request)
-            self.prefixes.wrote(request.slot, request.prompt[: request.fed])
-        if last:
-            self._expect(chosen, slots, asked)
-
-    def _takes(self, request: Request) -> int:
-        """How much of its prompt is fed next. The last piece is never shorter than the rule's window."""
-        left = len(request.prompt) - request.fed
-        return left if left <= self.chunk + self.window else self.chunk
-
-    def _feed_less(self, chosen: list[Request], width: int, error: torch.OutOfMemoryError) -> None:
-        """Memory ran out while prompts were fed: from now on fewer, then shorter pieces; at last one is given up."""
-        _return_memory()
-        if len(chosen) > 1:
-            self.pass_tokens = width * (len(chosen) // 2)
-        elif self.chunk > SMALLEST_CHUNK and width > SMALLEST_CHUNK + self.window:
-            self.chunk = max(SMALLEST_CHUNK, self.chunk // 2)
-        else:
-            self._give_up(chosen[0], f"memory ran out while its prompt was fed, {width} tokens at once", error)
+        if portion.last:
+            self._expect(portion.requests, portion.slots, portion.asked)
 
     def _give_up(self, request: Request, why: str, error: torch.OutOfMemoryError) -> None:
         request.finish("error", f"{why}. Use fewer slots or a smaller context. ({str(error).splitlines()[0]})")
@@ -250,13 +210,13 @@ class Engine:
             return
         self._compact()
         rows = max(r.slot for r in running if r.slot is not None) + 1
-        if self.speculator:
-            self._receive(running, *self.speculator.decode(running, rows))
-            return
-        cells = max(len(r.prompt) + r.asked for r in running)
         slots = [r.slot for r in running if r.slot is not None]
         asked = special(running, slots)
         try:
+            if self.speculator:
+                self._receive(running, *self.speculator.decode(running, rows))
+                return
+            cells = max(len(r.prompt) + r.asked for r in running)
             self.steps.decode(rows, cells, how(r.sampling for r in running), asked)
         except torch.OutOfMemoryError as error:
             _return_memory()

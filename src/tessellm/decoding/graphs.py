@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .device import SlotState, combine
+from .compiled_rule import CompiledRule
+from .device import SlotState
 from .steps import Steps
 from .voices import Special
 
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from .verification import Verification
 
 SMALLEST_CELLS = 256
-
-
-def _own(function: Any) -> Any:
-    """The same function with code of its own: what is compiled for one composition does not count against another."""
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 class GraphSteps(Steps):
@@ -39,21 +33,7 @@ class GraphSteps(Steps):
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
         if compiled:
-            state.combine = partial(torch.compile(_own(combine), fullgraph=True, dynamic=False), state.rule)
-
-    def prefill(
-        self,
-        slots: Sequence[int],
-        token_BT: Tensor,
-        position_BT: Tensor,
-        how: str | None,
-        special: Special | None = None,
-    ) -> None:
-        cells, device = self._cells(int(position_BT.max()) + 1), self.state.device
-        slot_B, token_BT, position_BT = (
-            part.pin_memory().to(device, non_blocking=True) for part in (torch.tensor(slots), token_BT, position_BT)
-        )
-        self.state.prefill(slot_B, token_BT, position_BT, cells, how, special)
+            state.passes = CompiledRule(state.rule)
 
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         """A special pass is run as it is: which rows ask for what differs from step to step."""
@@ -117,3 +97,6 @@ class GraphSteps(Steps):
 
     def _cells(self, needed: int) -> int:
         return min(self.context, max(SMALLEST_CELLS, 1 << (needed - 1).bit_length()))
+
+    def on_device(self, part: Tensor) -> Tensor:
+        return part.pin_memory().to(self.state.device, non_blocking=True)

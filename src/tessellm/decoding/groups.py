@@ -40,7 +40,7 @@ class Group:
     module: PreTrainedModel
     alignments: Sequence[Alignment]
     cache: SlotCache
-    fused: Any = None  # a FusedDecoder for single steps, on a GPU
+    fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
 
     def logits(
         self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
@@ -48,9 +48,9 @@ class Group:
         """Each member's logits over the shared vocabulary, of the last `keep` positions: [B, keep, V] each."""
         m = len(self.members)
         if self.fused is not None and isinstance(slot_B, int) and self.fused.takes(*token_BT.shape):
-            token_MB = torch.stack([alignment.to_member(token_BT[:, 0]) for alignment in self.alignments])
-            logits_MB1V = self.fused(token_MB, position_BT[:, 0], cells)[:, :, None]
-            return [alignment.to_composed(logits_MB1V[i]) for i, alignment in enumerate(self.alignments)]
+            token_MBT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments])
+            logits_MBTV = self.fused(token_MBT, position_BT, cells)[:, :, -keep:]
+            return [alignment.to_composed(logits_MBTV[i]) for i, alignment in enumerate(self.alignments)]
         token_RT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments], 1).flatten(0, 1)
         position_RT = position_BT.repeat_interleave(m, 0)
         if isinstance(slot_B, int):
@@ -99,8 +99,15 @@ def make_groups(model: ComposedForCausalLM, slots: int, cells: int, stacked: boo
     return groups
 
 
+def one_member(model: ComposedForCausalLM, name: str, cache: SlotCache) -> Group:
+    """A member by itself."""
+    member = model.member(name)
+    place = list(model.members).index(name)
+    return Group((place,), stack([member]), [model.alignments[name]], cache, _fused([member], cache))
+
+
 def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
-    """Single steps as few kernels, where there are a GPU, Triton, and an architecture that they are written for."""
+    """Passes over few tokens as few kernels, where there are a GPU, Triton and an architecture that they know."""
     if members[0].device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from .fused.decoder import fuse

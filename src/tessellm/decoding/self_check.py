@@ -53,14 +53,16 @@ def _unknown(member: PreTrainedModel) -> str | None:
 
 
 @torch.inference_mode()
-def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, context: int) -> None:
-    """Compare the groups with their members, on one text: fed in one piece, then token by token."""
+def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, context: int, several: bool = False) -> None:
+    """Compare the groups with their members, on one text: fed in one piece, then token by token, and then (`several`)
+    the last few at once, as drafts are."""
     length = min(LENGTH, context)
     if length <= STEPS:
         return
     token_1T = (7 * torch.arange(length, device=model.device) ** 2 + 3)[None] % model.config.vocab_size
     try:
-        found_MTV = _by_groups(groups, token_1T, slots, context)
+        found_MTV = _by_groups(groups, token_1T, slots)
+        again_MTV = _tokens(groups, token_1T, slots, length - STEPS, length) if several else found_MTV[:, -STEPS:]
         expected = model(token_1T, use_cache=False, output_member_logprobs=True).member_logprobs
     except torch.OutOfMemoryError:
         raise
@@ -70,27 +72,31 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
         raise FastPathError(
             f"the fast path cannot run these members ({type(error).__name__}: {error}). {REFERENCE}"
         ) from error
-    for name, found_TV, expected_TV in zip(model.members, found_MTV, expected[:, 0], strict=True):
-        _compare(name, model.member(name), found_TV, expected_TV)
+    for m, name in enumerate(model.members):
+        _compare(name, model.member(name), found_MTV[m], expected[m, 0])
+        _compare(name, model.member(name), again_MTV[m], expected[m, 0, -STEPS:])
     for group in groups:
         _check_windows(group)
 
 
-def _by_groups(groups: Sequence[Group], token_1T: Tensor, slots: int, context: int) -> Tensor:
+def _by_groups(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
     """Log-probabilities of all members at every token: [M, T, V]. In the last slot, the others empty."""
     length = token_1T.shape[1]
     start = length - STEPS
     position_1T = torch.arange(length, device=token_1T.device)[None]
     slot_1 = torch.tensor([slots - 1], device=token_1T.device)
     logits_M = member_logits(groups, token_1T[:, :start], position_1T[:, :start], slot_1, start, start)
-    parts = [torch.stack([logits[0] for logits in logits_M])]
-    for step in range(start, length):
-        token_S1 = token_1T.new_zeros(slots, 1)
-        position_S1 = torch.full_like(token_S1, -1)
-        token_S1[-1], position_S1[-1] = token_1T[0, step], step
-        logits_M = member_logits(groups, token_S1, position_S1, slots, step + 1, 1)
-        parts.append(torch.stack([logits[-1] for logits in logits_M]))
-    return torch.cat(parts, 1).float().log_softmax(-1)
+    first_MTV = torch.stack([logits[0] for logits in logits_M]).float().log_softmax(-1)
+    return torch.cat([first_MTV, *(_tokens(groups, token_1T, slots, t, t + 1) for t in range(start, length))], 1)
+
+
+def _tokens(groups: Sequence[Group], token_1T: Tensor, slots: int, start: int, stop: int) -> Tensor:
+    """The same of some tokens, fed in one pass over all slots."""
+    token_ST = token_1T.new_zeros(slots, stop - start)
+    position_ST = torch.full_like(token_ST, -1)
+    token_ST[-1], position_ST[-1] = token_1T[0, start:stop], torch.arange(start, stop, device=token_1T.device)
+    logits_M = member_logits(groups, token_ST, position_ST, slots, stop, stop - start)
+    return torch.stack([logits[-1] for logits in logits_M]).float().log_softmax(-1)
 
 
 def _compare(name: str, member: PreTrainedModel, found_TV: Tensor, expected_TV: Tensor) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import EngineError
+from ..errors import EngineError, nearest
 from ..model import ComposedForCausalLM
 from .device import SlotState
 from .drafts import Alone, Drafter, Lookup, room
@@ -39,6 +39,12 @@ class Speculation:
         if not 1 <= self.longest <= 64:
             raise EngineError(f"expected drafts of 1 to 64 tokens; got longest={self.longest}")
 
+    def check(self, model: ComposedForCausalLM) -> None:
+        """EngineError where the member that is to draft is none of the composition's."""
+        name = self.draft.partition(":")[2]
+        if name and name not in model.members:
+            raise EngineError(f"no member {name!r} to draft; {nearest(name, model.members)}")
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """Powers of two, and the longest: few, since each may be compiled or captured for itself."""
@@ -51,6 +57,7 @@ class Speculator:
     def __init__(self, wanted: Speculation, model: ComposedForCausalLM, state: SlotState, steps: Steps):
         self.wanted, self.steps = wanted, steps
         self.verification = Verification(state, wanted.longest)
+        wanted.check(model)
         name = wanted.draft.partition(":")[2]
         self.drafter: Drafter = Alone(model, name, self.verification) if name else Lookup(self.verification)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
@@ -60,11 +67,12 @@ class Speculator:
 
     def decode(self, running: Sequence[Request], rows: int) -> Written:
         """One pass: at least one token for each request, and as many more as its draft had right."""
-        started = self.pace.clock()
+        started, prepared = self.pace.clock(), self.steps.prepared_seconds
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
         written = self._verified(running, rows, length) if length else self._plain(running, rows)
-        self.pace.note(rows, length, self.pace.clock() - started)
+        preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
+        self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
         for request, kind, tokens in zip(running, kinds, written[0], strict=True):
             if kind is not None:

@@ -32,8 +32,8 @@ class Steps:
         how: str | None,
         special: Special | None = None,
     ) -> None:
-        cells, device = self._cells(int(position_BT.max()) + 1), self.state.device
-        slot_B, token_BT, position_BT = (part.to(device) for part in (torch.tensor(slots), token_BT, position_BT))
+        cells = self._cells(int(position_BT.max()) + 1)
+        slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
         self.state.prefill(slot_B, token_BT, position_BT, cells, how, special)
 
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
@@ -55,6 +55,9 @@ class Steps:
 
     def _cells(self, needed: int) -> int:
         return min(self.context, needed)
+
+    def on_device(self, part: Tensor) -> Tensor:
+        return part.to(self.state.device)
 
 
 def make_steps(state: SlotState, context: int, compiled: bool) -> Steps:

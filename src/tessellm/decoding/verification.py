@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..rules import normalised
-from .device import SlotState
+from .device import SlotState, part
 from .groups import member_logits
 from .sampling import choose, uniform
 
@@ -43,21 +43,21 @@ class Verification:
         position_BT = torch.where(real_BT, start_B1 + index_T, -1)
         logits_M = member_logits(state.groups, token_BT, position_BT, rows, cells, width)
         logp_MBTV = normalised(logits_M)
-        before = state.rule_state
-        if before is not None:
-            before = type(before)(*(buffer[:rows] for buffer in before))
-        logp_BTV, _ = state.rule(logp_MBTV, token_BT, real_BT, before)
-
+        before = part(state.rule_state, slice(rows))
+        logp_BTV = state.passes.say(logp_MBTV, token_BT, real_BT, before)
         chosen_BT = self._choose(logp_BTV, start_B1 + 1 + index_T, how)
         accepted_B1 = self._accept((chosen_BT[:, :-1] == token_BT[:, 1:]) & real_BT[:, 1:])
+        logprob_BT = logp_BTV.gather(-1, chosen_BT[..., None])[..., 0].float()
+        count_B = (accepted_B1[:, 0] + 1) * real_BT[:, 0]
+        after = None
         if before is not None:  # once more, without the drafts that fell: padding is never observed
             kept_BT = real_BT & (index_T <= accepted_B1)
-            _, after = state.rule(logp_MBTV, token_BT, kept_BT, before)
-            for buffer, new in zip(state.rule_state, after, strict=True):
-                buffer[:rows] = new
-        count_B = (accepted_B1[:, 0] + 1) * real_BT[:, 0]
+            after = state.passes.observe(logp_MBTV, token_BT, kept_BT, before)
+        # nothing is written before all is done that may run out of memory
+        for buffer, new in zip(state.rule_state or (), after or (), strict=True):
+            buffer[:rows] = new
         self.token_ST[:rows, :width] = chosen_BT
-        self.logprob_ST[:rows, :width] = logp_BTV.gather(-1, chosen_BT[..., None])[..., 0].float()
+        self.logprob_ST[:rows, :width] = logprob_BT
         self.count_S[:rows] = count_B
         state.token_S[:rows] = chosen_BT.gather(1, accepted_B1)[:, 0]
         state.position_S[:rows] += count_B

@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, else float32")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--speculate", help="also with drafts: lookup or member:NAME")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
@@ -37,7 +38,7 @@ def main() -> None:
     try:
         result = run(
             None, given.shapes, given.kind, given.experts, given.batch, given.prompt, given.new, given.rounds,
-            given.rule, given.device, getattr(torch, dtype), not given.no_compile, not given.no_loops,
+            given.rule, given.device, getattr(torch, dtype), not given.no_compile, not given.no_loops, given.speculate,
             progress=lambda text: print(text, flush=True),
         )  # fmt: skip
         from ...provenance import environment

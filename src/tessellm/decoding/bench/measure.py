@@ -19,6 +19,7 @@ from torch import Tensor
 from ...model import ComposedForCausalLM
 from ..engine import Engine
 from ..sampling import Sampling
+from ..speculation import Speculation
 from .loops import Loop
 
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 28}  # bytes
@@ -96,9 +97,16 @@ def loop_steps(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: i
 
 
 def measure(
-    model: ComposedForCausalLM, case: Case, new: int, rounds: int, bytes_a_second: float, compiled: bool, loops: bool
+    model: ComposedForCausalLM,
+    case: Case,
+    new: int,
+    rounds: int,
+    bytes_a_second: float,
+    compiled: bool,
+    loops: bool,
+    speculation: Speculation | None = None,
 ) -> dict[str, Any]:
-    """One row of the table."""
+    """One row of the table. With `speculation` also the same engine with drafts."""
     device, rows = model.device, random_prompts(model, [case.prompt] * case.batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -106,11 +114,17 @@ def measure(
     engine = Engine(model, case.batch, case.prompt + new, compiled=compiled)
     engine_steps(engine, rows, min(new, 8))
     made = time.perf_counter() - start
-    timed: dict[str, list[float]] = {"engine": [], "first": [], "notebook": [], "on device": []}
+    drafting = None
+    if speculation is not None:
+        drafting = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=speculation)
+        engine_steps(drafting, rows, new)
+    timed: dict[str, list[float]] = {"engine": [], "first": [], "notebook": [], "on device": [], "drafting": []}
     for _ in range(rounds):
         first, step = engine_steps(engine, rows, new)
         timed["first"].append(first)
         timed["engine"].append(step)
+        if drafting is not None:
+            timed["drafting"].append(engine_steps(drafting, rows, new)[1])
         if loops:
             short = min(new, 24)
             timed["notebook"].append(loop_steps(model, rows, short, to_cpu=True))
@@ -134,6 +148,11 @@ def measure(
         "made_seconds": made,
         "compile_seconds": engine.steps.prepared_seconds,
     }
+    if drafting is not None:
+        assert drafting.speculator is not None
+        row["drafting_ms"] = 1e3 * median["drafting"]
+        row["times_without_drafts"] = median["engine"] / median["drafting"]
+        row["accepted"] = drafting.speculator.accepted / max(1, drafting.speculator.drafted)
     for name in ("notebook", "on device"):
         if name in median:
             row[f"{name.replace(' ', '_')}_ms"] = 1e3 * median[name]
@@ -148,6 +167,7 @@ def sweep(
     rounds: int = 3,
     compiled: bool = True,
     loops: bool = True,
+    speculation: Speculation | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Every case, with the bandwidth measured in the same run. `make` gives the composition with so many experts."""
@@ -160,7 +180,7 @@ def sweep(
         if speed is None:
             speed = bandwidth(model.device)
             progress(f"memory moves {speed / 1e9:,.1f} GB/s")
-        row = measure(model, case, new, rounds, speed, compiled, loops)
+        row = measure(model, case, new, rounds, speed, compiled, loops, speculation)
         rows.append(row)
         progress(in_words(row))
     return {"bytes_a_second": speed, "rule": model.rule.name if model is not None else None, "rows": rows}
@@ -172,4 +192,5 @@ def in_words(row: dict[str, Any]) -> str:
         f"{row['experts']} experts, batch {row['batch']}, prompt {row['prompt']}: {row['ms_a_step']:.2f} ms a step, "
         f"{row['tokens_a_second']:,.0f} tokens/s, {row['share_of_limit']:.0%} of the limit"
     )
-    return text + (f", {row['times_notebook']:.1f} × the notebook loop" if "times_notebook" in row else "")
+    text += f", {row['times_notebook']:.1f} × the notebook loop" if "times_notebook" in row else ""
+    return text + (f", {row['times_without_drafts']:.2f} × with drafts" if "times_without_drafts" in row else "")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel
 
 from ...adapters import share
@@ -23,6 +24,17 @@ RANK = 16
 KINDS = ("full", "lora")
 SHAPES: dict[str, Callable[[], Any]] = {
     "gemma-2-2b": lambda: Gemma2Config(eos_token_id=1),
+    "gemma-tiny": lambda: Gemma2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        sliding_window=64,
+        eos_token_id=1,
+    ),
     "llama-512": lambda: LlamaConfig(
         vocab_size=32_000,
         hidden_size=512,
@@ -50,8 +62,10 @@ def random_composition(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    layers: int | None = None,
 ) -> ComposedForCausalLM:
-    """A base and experts with random weights: full models of their own, or low-rank deltas on all linear layers."""
+    """A base and experts with random weights: full models of their own, or low-rank deltas on all linear layers.
+    `layers`: fewer than the shapes have, for a quick look."""
     if shape not in SHAPES:
         raise EngineError(f"unknown shapes {shape!r}; {nearest(shape, SHAPES)}")
     if kind not in KINDS:
@@ -59,14 +73,18 @@ def random_composition(
     if experts < 1:
         raise EngineError(f"expected at least one expert; got {experts}")
     torch.manual_seed(seed)
-    base = _random_model(shape, device, dtype)
-    make = {"full": lambda: _random_model(shape, device, dtype), "lora": lambda: with_deltas(base)}[kind]
+    base = _random_model(shape, device, dtype, layers)
+    make = {"full": lambda: _random_model(shape, device, dtype, layers), "lora": lambda: with_deltas(base)}[kind]
     return compose(base, {f"expert{n}": make() for n in range(1, experts + 1)}, rule=rule)
 
 
-def _random_model(shape: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def _random_model(shape: str, device: str, dtype: torch.dtype, layers: int | None) -> PreTrainedModel:
+    config = SHAPES[shape]()
+    if layers is not None:
+        config.num_hidden_layers = layers
+        config.layer_types = (getattr(config, "layer_types", None) or [])[:layers] or None
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=dtype).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def with_deltas(base: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
@@ -80,6 +98,27 @@ def with_deltas(base: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
             up_OR = weight.new_empty(layer.out_features, rank).normal_(0, 0.02)
             expert.set_submodule(path, LowRank(layer, down_RI, up_OR))
     return expert
+
+
+@dataclass(frozen=True)
+class OneMember:
+    """The rule of a composition that has nothing to combine."""
+
+    name: str = "one member"
+    window: int = 0
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return logp_MBTV[0], None
+
+
+def base_alone(model: ComposedForCausalLM) -> ComposedForCausalLM:
+    """The base by itself, around the same tensors: what a composition is compared with."""
+    config: Any = copy.deepcopy(model.config)
+    config.members = config.members[:1]
+    config.rule, config.termination = {"name": "product"}, "rule"
+    alone = ComposedForCausalLM(config, {"base": model.base}, {"base": model.alignments["base"]})
+    alone.rule = OneMember()
+    return alone
 
 
 def first_experts(model: ComposedForCausalLM, count: int) -> ComposedForCausalLM:

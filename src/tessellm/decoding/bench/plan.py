@@ -9,6 +9,7 @@ import torch
 
 from ...errors import EngineError
 from ...model import ComposedForCausalLM
+from ..speculation import Speculation
 from .measure import Case, sweep
 from .models import first_experts, random_composition
 
@@ -37,11 +38,13 @@ def run(
     dtype: torch.dtype = torch.float32,
     compiled: bool = True,
     loops: bool = True,
+    speculate: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure a composition, or one with random weights of the given shapes. Below two new tokens nothing is timed."""
     if new < 2:
         raise EngineError(f"expected at least two new tokens; got {new}")
+    speculation = Speculation(speculate) if speculate is not None else None
     if model is None:
         if shapes is None:
             raise EngineError("expected a composition to measure, or --shapes for one with random weights")
@@ -50,5 +53,5 @@ def run(
         model = random_composition(shapes, max(counts), kind, rule, device, dtype)
     counts = list(experts) or [len(model.members) - 1]
     todo, whole = cases(counts, batches, prompts), model
-    found = sweep(lambda count: first_experts(whole, count), todo, new, rounds, compiled, loops, progress)
+    found = sweep(lambda count: first_experts(whole, count), todo, new, rounds, compiled, loops, speculation, progress)
     return {"shapes": shapes, "kind": kind if shapes else None, "dtype": str(model.dtype).split(".")[-1], **found}

@@ -1,4 +1,5 @@
-"""FusedDecoder: one decoding step of a group of members, as a few launches a layer, over the group's SlotCache."""
+"""FusedDecoder: a decoding step of a group of members, or a pass over a few tokens of each sequence, over the group's
+SlotCache. A few launches a layer."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ from .layers import BLOCK_N, TYPES, FusedLinear, addresses
 CELLS_A_SPLIT = 128
 MOST_SPLITS = 32
 MOST_ROWS = 64  # of one weight; beyond it, a matrix product of the library's is faster
+MOST_ROWS_OF_SEVERAL = 256  # when drafts are verified, and the modules would launch ten times as much
+MOST_TOKENS = 9  # of one sequence
+MOST_QUERIES = 128  # of one program: more do not fit into its registers
 
 
 class FusedDecoder:
-    """Token ids and positions to logits: [members, slots, vocabulary] in float32."""
+    """Token ids and positions to logits: [members, slots, tokens, vocabulary] in float32."""
 
     def __init__(self, members: Sequence[Any], cache: SlotCache, architecture: Architecture):
         one = members[0]
@@ -58,57 +62,65 @@ class FusedDecoder:
             "down": FusedLinear([[m.down_proj] for m in mlp], splits=True),
         }
 
-    def takes(self, slots: int, steps: int) -> bool:
-        """Whether a pass of this size is one for it: single steps of not too many rows."""
-        return steps == 1 and slots * (self.members if self.shared else 1) <= MOST_ROWS
+    def takes(self, slots: int, tokens: int) -> bool:
+        """Whether a pass of this size is one for it: not too many rows, and few tokens of each sequence."""
+        rows = slots * tokens * (self.members if self.shared else 1)
+        fits = self._queries(tokens) <= MOST_QUERIES and tokens <= MOST_TOKENS
+        return fits and rows <= (MOST_ROWS if tokens == 1 else MOST_ROWS_OF_SEVERAL)
 
-    def __call__(self, token_MB: Tensor, position_B: Tensor, cells: int) -> Tensor:
-        a, members, slots = self.architecture, *token_MB.shape
-        x, h = (torch.empty(members, slots, a.hidden, dtype=self.dtype, device=self.device) for _ in range(2))
+    def __call__(self, token_MBT: Tensor, position_BT: Tensor, cells: int) -> Tensor:
+        """A sequence's real tokens come first, at positions that follow one another; padding, at −1, behind them."""
+        a, members, slots, tokens = self.architecture, *token_MBT.shape
+        count, position_BT = slots * tokens, position_BT.contiguous()  # rows of a member
+        x, h = (torch.empty(members, count, a.hidden, dtype=self.dtype, device=self.device) for _ in range(2))
         sizes: dict[str, Any] = {
             "K": a.hidden,
             "BLOCK_K": triton.next_power_of_2(a.hidden),
             "WEIGHT": TYPES[self.dtype],
         }
-        embed_kernel[(slots, members)](
-            token_MB, self.embeddings, self.layers[0]["before"], x, h, slots, a.embedding_scale, slots, a.eps,
-            a.gain_offset, **sizes,
+        embed_kernel[(count, members)](
+            token_MBT.contiguous(), self.embeddings, self.layers[0]["before"], x, h, count, a.embedding_scale, count,
+            a.eps, a.gain_offset, **sizes,
         )  # fmt: skip
 
         def add(y: Tensor, post: Tensor | None, following: Tensor) -> None:
             """x += y, and h = norm(x) for what comes next."""
-            residual_kernel[(members * slots,)](
-                x, y, h, following if post is None else post, following, members * slots, slots, a.eps, a.gain_offset,
+            residual_kernel[(members * count,)](
+                x, y, h, following if post is None else post, following, members * count, count, a.eps, a.gain_offset,
                 SPLITS=y.shape[0], POST=post is not None, **sizes,
             )  # fmt: skip
 
         for index, layer in enumerate(self.layers):
             last = index + 1 == a.layers
-            found = self._attend(index, layer["qkv"](h), position_B, cells)
+            found = self._attend(index, layer["qkv"](h), position_BT, cells)
             add(layer["o"](found), layer.get("after attention"), layer["between"])
             following = self.norm if last else self.layers[index + 1]["before"]
             add(layer["down"](layer["mlp"](h)[0]), layer.get("after mlp"), following)
-        return self.head(h)[0]
+        return self.head(h)[0].unflatten(1, (slots, tokens))
 
-    def _attend(self, index: int, qkv: Tensor, position_B: Tensor, cells: int) -> Tensor:
-        a, members, slots = self.architecture, *qkv.shape[1:3]
+    def _queries(self, tokens: int) -> int:
+        """Of one sequence that share keys and values, padded to what matrix units take."""
+        return max(16, triton.next_power_of_2(tokens * self.architecture.heads // self.architecture.kv_heads))
+
+    def _attend(self, index: int, qkv: Tensor, position_BT: Tensor, cells: int) -> Tensor:
+        a, members, (slots, tokens) = self.architecture, qkv.shape[1], position_BT.shape
         key, value = self.cache.key_RHCD[index], self.cache.value_RHCD[index]
-        rows, group = members * slots, max(16, triton.next_power_of_2(a.heads // a.kv_heads))
+        sequences, queries = members * slots, self._queries(tokens)
         splits = max(1, min(MOST_SPLITS, -(-cells // CELLS_A_SPLIT)))
-        found = torch.empty(members, slots, a.heads * a.head_size, dtype=self.dtype, device=self.device)
-        parts = torch.empty(3, rows * a.kv_heads * splits * group, device=self.device)
-        part_found = torch.empty(rows * a.kv_heads * splits * group, a.head_size, device=self.device)
-        window, settings = a.windows[index], {"GROUP": group, "CACHE": TYPES[self.dtype]}
+        found = torch.empty(members, slots * tokens, a.heads * a.head_size, dtype=self.dtype, device=self.device)
+        parts = torch.empty(2, sequences * a.kv_heads * splits * queries, device=self.device)
+        part_found = torch.empty(sequences * a.kv_heads * splits * queries, a.head_size, device=self.device)
+        window, settings = a.windows[index], {"TOKENS": tokens, "QUERIES": queries, "CACHE": TYPES[self.dtype]}
         sizes = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size, "SPLITS": splits}
-        attention_kernel[(rows, a.kv_heads, splits)](
-            qkv, key, value, position_B, self.cos, self.sin, found, parts[0], parts[1], part_found,
-            rows, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0), window or 0, a.scaling,
-            a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
+        attention_kernel[(sequences, a.kv_heads, splits)](
+            qkv, key, value, position_BT, self.cos, self.sin, found, parts[0], parts[1], part_found,
+            sequences * tokens, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0),
+            window or 0, a.scaling, a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
             BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None,
-            IN_SPLITS=qkv.shape[0], **sizes, **settings,
+            IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2, **sizes, **settings,
         )  # fmt: skip
         if splits > 1:
-            combine_kernel[(rows, a.heads)](
+            combine_kernel[(sequences * tokens, a.heads)](
                 parts[0], parts[1], part_found, found, PADDED_SPLITS=triton.next_power_of_2(splits), **sizes, **settings
             )
         return found

@@ -32,16 +32,17 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
-    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
+    Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
 
     With deltas (MEMBERS > 0) the rows of all members read one weight, and each adds its own up · low.
     With SPLITS > 1 partial sums go to y[split]; who reads them adds them up.
     """
-    block, group, split = tl.program_id(0) * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
-    row_R = tl.arange(0, BLOCK_R)
+    block, group, split = tl.program_id(0) // ROW_BLOCKS * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
+    row_R = tl.program_id(0) % ROW_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
     n_N = tl.arange(0, BLOCK_N)
     real_R = row_R < rows
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
@@ -51,10 +52,10 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
-    span: tl.constexpr = (K + SPLITS - 1) // SPLITS
+    span: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K  # whole blocks: loads stay aligned
     for start in range(0, span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
-        real_K = (k_K < K) & (start + tl.arange(0, BLOCK_K) < span)
+        real_K = k_K < K
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0)
         w_NK = tl.load(weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
         total_RN += tl.dot(x_RK.to(w_NK.dtype), tl.trans(w_NK), input_precision=PRECISION)

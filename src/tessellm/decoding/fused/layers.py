@@ -19,6 +19,7 @@ from .kernels import linear_kernel, thin_kernel
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 BLOCK_N = 16  # output rows an address stands for
 THIN = 1  # rows up to which sums in registers beat matrix units; never those of members with deltas
+MOST_BLOCK_R = 64  # rows of one program
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 SHORTEST_SUM = 512  # but not into pieces shorter than this
 
@@ -91,7 +92,7 @@ class FusedLinear:
     def __call__(self, x_MBK: Tensor) -> Tensor:
         members, slots, k = x_MBK.shape
         groups, rows = (1, members * slots) if self.shared else (members, slots)
-        layout = layout_of(groups, rows, self.unit, self.out, k, self.may_split)
+        layout = layout_of(groups, rows, self.unit, self.out, k, self.may_split, self.dtype)
         dtype = torch.float32 if layout.splits > 1 else self.out_dtype
         y = torch.empty(layout.splits, members, slots, self.out, dtype=dtype, device=x_MBK.device)
         low = self.low(x_MBK) if self.low is not None else None
@@ -112,7 +113,9 @@ class Layout:
     settings: dict[str, Any]
 
 
-def layout_of(groups: int, rows: int, unit: int, out: int, k: int, may_split: bool) -> Layout:
+def layout_of(
+    groups: int, rows: int, unit: int, out: int, k: int, may_split: bool, dtype: torch.dtype = torch.bfloat16
+) -> Layout:
     """The layout that was fastest on one H200 (benchmarks/fused_linear.py)."""
     padded = triton.next_power_of_2(rows)
     if rows <= THIN:
@@ -121,7 +124,9 @@ def layout_of(groups: int, rows: int, unit: int, out: int, k: int, may_split: bo
     block_n = next(size for size in (64, 32, 16) if unit % size == 0)
     programs = groups * out // block_n
     splits = min(-(-PROGRAMS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
-    settings = {"BLOCK_R": max(16, padded), "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": 5}
+    most, stages = (MOST_BLOCK_R, 5) if dtype.itemsize == 2 else (16, 3)  # as many as fit
+    block_r = min(max(16, padded), most)
+    settings = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": stages}
     return Layout(False, splits, {**settings, "PRECISION": "ieee"})
 
 
@@ -131,7 +136,8 @@ def launch(
     cap: float | None = None, low: Tensor | None = None, delta: _Low | None = None, rows_a_member: int = 1,
 ) -> None:  # fmt: skip
     """One launch of a linear kernel."""
-    grid = (out // layout.settings["BLOCK_N"], groups, layout.splits)
+    row_blocks = -(-rows // layout.settings["BLOCK_R"])
+    grid = (out // layout.settings["BLOCK_N"] * row_blocks, groups, layout.splits)
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
     common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
@@ -144,8 +150,9 @@ def launch(
         deltas, width = (low, delta.table, delta.parts), delta.width
         sizes = {"MEMBERS": delta.members, "RANK": delta.rank, "LOW_SPLITS": low.shape[0]}
     linear_kernel[grid](
-        x, y, *tables, *deltas, rows, out // BLOCK_N, out, cap or 1.0, width, rows, rows_a_member, **sizes, **common
-    )
+        x, y, *tables, *deltas, rows, out // BLOCK_N, out, cap or 1.0, width, rows, rows_a_member,
+        ROW_BLOCKS=row_blocks, **sizes, **common,
+    )  # fmt: skip
 
 
 class _Low:
@@ -185,7 +192,7 @@ class _Low:
 
     def __call__(self, x_MBK: Tensor) -> Tensor:
         members, slots, _ = x_MBK.shape
-        layout = layout_of(members, slots, self.rank, self.width, self.k, may_split=True)
+        layout = layout_of(members, slots, self.rank, self.width, self.k, True, self.dtype)
         low = torch.empty(layout.splits, members, slots, self.width, device=x_MBK.device)
         launch(layout, self.down_table, x_MBK, low, members, slots, self.width, self.k, self.dtype)
         return low

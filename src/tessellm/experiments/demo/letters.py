@@ -105,14 +105,14 @@ def sample_strings(
 
 
 def train_base(
-    seed: int = 0, settings: LetterSettings | None = None, progress: Progress | None = None
+    seed: int = 0, settings: LetterSettings | None = None, progress: Progress | None = None, device: str = "cpu"
 ) -> LlamaForCausalLM:
     """A model from scratch that copies its prompt."""
     settings = settings or LetterSettings()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(_model_config(settings))
-    return _train(model, {}, seed, settings, settings.base_steps, settings.base_rate, progress)
+    return _train(model.to(device), {}, seed, settings, settings.base_steps, settings.base_rate, progress)  # type: ignore[arg-type]
 
 
 def fine_tune(
@@ -187,6 +187,7 @@ def _train(
     for step in range(1, steps + 1):
         letters_BN = _sample(settings.batch, (1, settings.max_length), generator, favoured, share)
         tokens_BT, labels_BT = _lines(letters_BN, replacements, settings.exchanged, generator)
+        tokens_BT, labels_BT = tokens_BT.to(model.device), labels_BT.to(model.device)
         logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
         loss = cross_entropy(
             logits_BTV[:, :-1].flatten(0, 1),

@@ -1,0 +1,94 @@
+"""On a CUDA device: captured steps, fused kernels, compiled rules and drafts write what model.py writes on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.decoding.bench.models import with_deltas
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts, unexcused
+
+pytestmark = pytest.mark.gpu
+FUSED: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
+LONG = {"max_position_embeddings": 512}
+KINDS = ("llama", "gemma2", "gpt2", "adapters")
+
+
+def pair(kind: str, rule: Any, fused: bool = True) -> tuple[Any, Any]:
+    """The same composition on the CPU and on the GPU."""
+    sizes = {} if kind == "gpt2" else {**LONG, **(FUSED if fused else {})}
+    base = build_model("llama" if kind == "adapters" else kind, **sizes)
+    torch.manual_seed(0)
+    make = (lambda seed: with_deltas(base, 8)) if kind == "adapters" else (lambda seed: perturbed(base, seed, 0.03))
+    here = tessellm.compose(base, {"a": make(1), "b": make(2)}, rule=rule)
+    return here, copy.deepcopy(here).to("cuda")
+
+
+def texts(requests: Any) -> list[list[int]]:
+    return [request.tokens for request in requests]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_reference(kind: str, rule: str, compiled: bool) -> None:
+    here, there = pair(kind, rule)
+    engine = Engine(there, slots=4, compiled=compiled)
+    requests = engine.generate(prompts(9, 60), [Sampling(4 + n, ignore_end=True) for n in range(9)])
+    assert not unexcused(here, requests)
+    assert all(not request.error for request in requests)
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base", "member:b"])
+@pytest.mark.parametrize(("kind", "rule"), [("llama", "evidence"), ("gemma2", "product"), ("adapters", "evidence")])
+def test_drafts_are_verified_in_graphs(kind: str, rule: str, draft: str) -> None:
+    """Greedy and sampled, at batches 1, 4 and 16; texts long enough for a larger bucket of cells."""
+    here, there = pair(kind, rule)
+    given = [text * 9 for text in prompts(15, 14)]
+    asked = [Sampling(30, ignore_end=True) if n % 3 else Sampling(30, 1.0, 0.9, n, True) for n in range(14)]
+    asked.append(Sampling(200, ignore_end=True))
+    for slots in (1, 4, 16):
+        engine = Engine(there, slots=slots, speculation=Speculation(draft, adaptive=slots == 4))
+        found = engine.generate(given, asked)
+        assert not unexcused(here, [r for r in found if r.sampling.temperature == 0])
+        plain = Engine(there, slots=slots).generate(given, asked)
+        same = sum(one == other for one, other in zip(texts(found), texts(plain), strict=True))
+        assert same >= len(given) - 1  # a near tie may fall the other way
+        assert engine.speculator is not None
+        assert engine.speculator.accepted > 0
+
+
+def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
+    here, there = pair("llama", "evidence", fused=False)
+    engine = Engine(there, slots=4, speculation=Speculation("member:base", 4, adaptive=False))
+    assert all(group.fused is None for group in engine.state.groups)
+    assert not unexcused(here, engine.generate(prompts(6, 60), Sampling(12, ignore_end=True)))
+
+
+def test_more_numbers_of_rows_than_a_compiler_takes_for_one_function() -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=300, context=40)
+    for rows in (1, 2, 3, 5, 9, 17, 33, 65, 129, 300):
+        requests = engine.generate(prompts(rows, 20, seed=rows), Sampling(3, ignore_end=True))
+        assert all(len(r.tokens) == 3 for r in requests)
+    assert not unexcused(here, requests[:20])
+
+
+def test_weighted_rules_are_captured() -> None:
+    here, there = pair("llama", {"name": "product"})
+    for rule in ("product", "evidence", "tail-floor"):
+        weighted = [
+            tessellm.compose(m.base, {n: m.member(n) for n in "ab"}, rule=rule, weights={"a": 0.5})
+            for m in (here, there)
+        ]
+        engine = Engine(weighted[1], slots=2, compiled=False, speculation=Speculation("lookup", 2, adaptive=False))
+        assert not unexcused(weighted[0], engine.generate(prompts(3, 40), Sampling(8, ignore_end=True)))
