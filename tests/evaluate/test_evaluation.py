@@ -102,6 +102,7 @@ def without_times(folder: Path) -> list[str]:
     return [json.dumps(table), "\n".join(shown), (folder / "table.tex").read_text()]
 
 
+@pytest.mark.timeout(600)  # a busy machine
 @pytest.mark.parametrize("seed", [0])
 def test_a_run_over_all_four_tasks_that_is_killed_ends_with_the_same_table(
     recipe: Path, tmp_path: Path, seed: int
@@ -112,7 +113,7 @@ def test_a_run_over_all_four_tasks_that_is_killed_ends_with_the_same_table(
     command = [sys.executable, Path(__file__).with_name("killed.py"), seed, 5, tmp_path, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=280, check=False, env=environment
+        [*map(str, command)], capture_output=True, text=True, timeout=580, check=False, env=environment
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert len(ran.stdout.split()) >= 3, ran.stdout  # so many runs were killed before their end
