@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tessellm.errors import RecipeError
 from tessellm.inspection import load_model
 from tessellm.planning import DEVICES, GIB, USABLE, Device, device_named, largest_batch, plan, read_needs, speed_limit
 from tessellm.shared_tensors import unique_bytes
+from tessellm.vllm import server
 
 from conftest import save_lora, save_member
 
@@ -135,3 +137,46 @@ def test_serve_names_what_is_there(cli, gemma_recipe: Path) -> None:
     refused = cli("serve", "--engine", "vllm", gemma_recipe)
     assert refused.code == 2
     assert "tessellm compose" in refused.err
+
+
+def test_what_is_asked_of_the_other_engine_is_not_dropped(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option, value, instead in (
+        ("--slots", 4, "--max-num-seqs"),
+        ("--dtype", "float16", "--dtype"),
+        ("--queue", 1, "Leave it out"),
+    ):
+        refused = cli("serve", "--engine", "vllm", "out", option, value)
+        assert (refused.code, option in refused.err, instead in refused.err) == (2, True, True)
+    asked: list[object] = []
+    monkeypatch.setattr(server, "serve", lambda *arguments: asked.extend(arguments))
+    assert cli("serve", "--engine", "vllm", "out", "--api-key", "secret", "--", "--seed", 3).code == 0
+    assert asked == ["out", "127.0.0.1", 8000, ["--seed", "3"], "secret"]
+    (tmp_path / "key").write_text("of a file")
+    assert cli("serve", "--engine", "vllm", "out", "--api-key-file", tmp_path / "key").code == 0
+    assert asked[-1] == "of a file"
+
+
+def test_a_taken_port_and_an_empty_key_are_said_at_once(cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = cli("serve", "--engine", "vllm", "out", "--port", taken.getsockname()[1])
+    assert (refused.code, "Choose another with --port" in refused.err) == (2, True)
+    refused = cli("serve", "--engine", "vllm", "out", "--port", 0, "--api-key", "")
+    assert (refused.code, "the API key is empty" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "inf", "1e300"])
+def test_odd_hardware(cli, gemma_recipe: Path, number: str) -> None:
+    for numbers in ((number, 100), (100, number)):
+        refused = cli("inspect", gemma_recipe, "--plan", "--memory", numbers[0], "--bandwidth", numbers[1])
+        assert (refused.code, "must be above 0 and at most" in refused.err) == (2, True)
+
+
+def test_what_to_plan_for_needs_a_plan(cli, gemma_recipe: Path) -> None:
+    refused = cli("inspect", gemma_recipe, "--hardware", "h100")
+    assert (refused.code, "give --plan too" in refused.err) == (2, True)
+
+
+def test_a_changed_preset_is_as_alone_as_it_was() -> None:
+    assert device_named("laptop", gib=32).most == device_named("laptop").most == 1

@@ -1,5 +1,7 @@
 """Defects that were found by trying to break it, each with the smallest case that showed it."""
 
+import json
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -80,8 +82,12 @@ def test_a_refused_change_changes_nothing():
     [
         {"name": "evidence", "window": 0},
         {"name": "evidence", "window": "64"},
+        {"name": "evidence", "window": True},
+        {"name": "evidence", "window": 10**12},
+        {"name": "evidence", "trust": True},
         {"name": "evidence", "trust": -1},
         {"name": "tail-floor", "floor": -1},
+        {"name": "tail-floor", "floor": True},
         {"name": "plausibility", "share": "x"},
     ],
     ids=str,
@@ -89,6 +95,11 @@ def test_a_refused_change_changes_nothing():
 def test_parameters_of_rules_are_checked(rule):
     with pytest.raises(RecipeError, match="must be"):
         composition(family(["llama"] * 2), rule=rule)
+
+
+def test_a_rule_without_a_name_says_so():
+    with pytest.raises(RecipeError, match="needs the key 'name'"):
+        composition(family(["llama"] * 2), rule={"window": 8})
 
 
 def test_activated_lora_is_refused(members_dir, tmp_path):
@@ -130,6 +141,57 @@ def test_a_member_that_computes_nan_is_named():
     models[2].lm_head.weight.data[5] = float("nan")
     with pytest.raises(MemberError, match="'two' computes NaN"):
         composition(models)(random_ids())
+
+
+@pytest.mark.parametrize("rule", ["product", "evidence"])
+def test_a_broken_member_is_named_whatever_the_rule_reads(rule):
+    """A rule without state reads one row of a prompt, and a prompt may be one token."""
+    models = family(["llama"] * 3)
+    models[2].lm_head.weight.data[5] = float("inf")
+    model = composition(models, rule=rule)
+    for length in (1, 6):
+        with pytest.raises(MemberError, match="'two' computes NaN"):
+            model.generate(random_ids(1, length), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("rule", ["product", "evidence"])
+def test_a_composition_drafts_for_another_model(rule):
+    main, prompt = build_model("llama", 7), random_ids(1, 6)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    drafted = main.generate(prompt, assistant_model=composition(family(["llama"] * 3), rule=rule), **options)
+    assert torch.equal(drafted, main.generate(prompt, **options))
+
+
+def test_members_without_weights_are_refused():
+    empty = build_model("llama", 0).to("meta")
+    with pytest.raises(MemberError, match="'math' is on the device 'meta', without weights"):
+        tessellm.compose(build_model("llama", 0), {"math": empty})
+
+
+def test_an_unknown_policy_is_refused_where_nothing_ends():
+    base = build_model("llama", 0, eos_token_id=None)
+    model = tessellm.compose(base, {"math": perturbed(base, 1)})
+    with pytest.raises(ValueError, match="unknown termination policy 'never'"):
+        model.set_rule(termination="never")
+    assert model.config.termination == "owner"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"termination": "never"}, "unknown termination 'never'"),
+        ({"members": []}, "is damaged: expected a rule, a base and at least one expert"),
+        ({"rule": None}, "is damaged"),
+        ({"rule": {"name": ["product"]}}, "unknown rule"),
+    ],
+)
+def test_what_a_hand_spoilt_in_a_config_is_said(members_dir, tmp_path, cli, change, says):
+    tessellm.compose(members_dir / "base", {"math": members_dir / "math"}).save_pretrained(tmp_path / "out")
+    file = tmp_path / "out" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    for plan in ((), ("--plan",)):
+        ran = cli("inspect", tmp_path / "out", *plan)
+        assert (ran.code, says in ran.err) == (2, True), ran.err
 
 
 def test_an_empty_stop_text_is_refused(members_dir, cli, tmp_path):

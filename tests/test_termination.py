@@ -62,6 +62,22 @@ def test_conservative_policies_keep_eq_2(policy, seed, experts):
         assert ((out.exp() - product(logp).exp()).abs().sum(-1) / 2).max() < 1e-3
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), experts=st.integers(1, 5))
+def test_owner_keeps_eq_2_but_for_the_choice_among_end_tokens(seed, experts):
+    """With two end tokens the stop is Eq. 2's, and so is every continuation; which of the two is written may not be."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(1, 2, 12, 8, generator=generator) * 2).repeat(experts + 1, 1, 1, 1)
+    active = torch.randint(1, experts + 1, (12,), generator=generator)
+    logits[active, :, torch.arange(12)] += torch.randn(12, 2, 8, generator=generator) * 4
+    logp = logits.log_softmax(-1)
+    expected = product(logp).exp()
+    for inner in (Product(), Evidence()):
+        out = run(Terminated(inner, ((6, 7),) * (experts + 1), "owner"), logp, seed).exp()
+        torch.testing.assert_close(out[..., :6], expected[..., :6], atol=1e-3, rtol=0)
+        torch.testing.assert_close(out[..., 6:].sum(-1), expected[..., 6:].sum(-1), atol=1e-3, rtol=0)
+
+
 def test_different_end_tokens_are_one_event():
     """Two experts end with different tokens: Eq. 2 on tokens goes on, the event stops."""
     logits = torch.full((3, 1, 1, 8), -4.0)

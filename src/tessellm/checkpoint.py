@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from . import adapters, files, sources
-from .compose import assemble, load_members, make_loading, place
+from .compose import assemble, check_termination, load_members, make_loading, place, rule_entry
 from .config import ComposedConfig
 from .errors import CheckpointError
 from .members import Loading, Member, MemberSpec, load_tokenizer
@@ -146,6 +146,7 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
     config = config or read_config(folder)
+    check_config(config, folder / "config.json")
     specs = {entry["name"]: saved_member(entry, folder, loading) for entry in config.members}
     members = load_members(place(specs, device_map), loading)
     tensors = read_own_tensors(folder)
@@ -166,7 +167,9 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
 def read_config(folder: Path) -> ComposedConfig:
     file = folder / "config.json"
     if is_composition(folder):
-        return ComposedConfig.from_pretrained(folder)
+        config = ComposedConfig.from_pretrained(folder)
+        check_config(config, file)
+        return config
     try:
         kind = json.loads(file.read_text()).get("model_type")
     except FileNotFoundError:
@@ -177,6 +180,14 @@ def read_config(folder: Path) -> ComposedConfig:
         f"{folder} holds no composition but a model of type {kind!r}. Expected a folder written by `tessellm compose`, "
         "or a recipe"
     )
+
+
+def check_config(config: ComposedConfig, file: Path) -> None:
+    """Refuse what a hand or another program wrote into config.json and no composition can be."""
+    if not isinstance(config.members, list) or len(config.members) < 2 or not isinstance(config.rule, Mapping):
+        raise CheckpointError(f"{file} is damaged: expected a rule, a base and at least one expert. Compose again")
+    rule_entry(config.rule)
+    check_termination(config.termination)
 
 
 def load_as_hugging_face(path: str | Path, **options: Any) -> Any:

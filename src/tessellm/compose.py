@@ -156,8 +156,10 @@ def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
         rule = {"name": rule}
     if not isinstance(rule, Mapping):
         return describe_rule(rule)
-    name = rule.get("name")
-    if name not in RULES:
+    if "name" not in rule:
+        raise RecipeError("a rule given as a mapping needs the key 'name'")
+    name = rule["name"]
+    if not isinstance(name, str) or name not in RULES:
         raise RecipeError(f"unknown rule {name!r}; {nearest(str(name), RULES)}")
     known = set(inspect.signature(RULES[name].make).parameters) - {"name", "weights"}
     for key in rule:

@@ -38,6 +38,7 @@ CAP = 4.0  # one contested step counts at most this much interference (nats)
 CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
 BLOCK = 64  # positions read at once: bounds the memory of long texts
+LONGEST = 1 << 16  # a longer window is a mistake: each position keeps it for every member
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
 
@@ -185,10 +186,10 @@ class Evidence:
     name: str = "evidence"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.window, int) or self.window < 1:
-            raise ValueError(f"window must be a whole number of positions, at least 1; got {self.window!r}")
+        if not isinstance(self.window, int) or not 1 <= self.window <= LONGEST or self.window is True:
+            raise ValueError(f"window must be a whole number of positions, 1 to {LONGEST}; got {self.window!r}")
         for key, value in (("trust", self.trust), ("interference", self.interference)):
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
                 raise ValueError(f"{key} must be a number of nats, 0 or more; got {value!r}")
 
     def __call__(

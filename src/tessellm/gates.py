@@ -91,7 +91,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            if not isinstance(value, int | float) or not 0 < value <= 1:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
                 raise ValueError(f"{key} must be a probability above 0; got {value!r}")
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:

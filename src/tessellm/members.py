@@ -142,12 +142,21 @@ def check_name(name: str) -> None:
 def load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
     """Load one member. `base` is None for the base itself, which has to come first."""
     try:
-        return _load_member(name, spec, base, loading)
+        member = _load_member(name, spec, base, loading)
     except torch.OutOfMemoryError as error:
         raise MemberError(
             f"member {name!r} does not fit into the device's memory. Load it in a smaller dtype or quantized, put "
             f"members on several devices (device_map), or use adapters. ({str(error).splitlines()[0]})"
         ) from error
+    _check_weights(member)
+    return member
+
+
+def _check_weights(member: Member) -> None:
+    """Parameters on "meta" hold no numbers, unless they are offloaded and come when needed."""
+    places = {str(place) for place in getattr(member.model, "hf_device_map", {}).values()}
+    if not places & {"cpu", "disk"} and any(parameter.is_meta for parameter in member.model.parameters()):
+        raise MemberError(f"member {member.name!r} is on the device 'meta', without weights. Load it on a real device")
 
 
 def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:

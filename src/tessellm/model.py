@@ -21,13 +21,14 @@ from .errors import MemberError, PromptError
 from .rows import kept_rows, mask_rows, time_slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
 from .temperature import check_temperature
-from .termination import Terminated
+from .termination import Terminated, check_policy
 from .vocabulary import Alignment
 
 
 def complete_rule(plain: Rule, weights: Sequence[float], ends: Sequence[Sequence[int]], termination: str) -> Rule:
     """A rule as it runs: over weighted experts, with its policy for stopping. `ends`: each member's end tokens."""
     stops = tuple(tuple(ids) for ids in ends)
+    check_policy(termination)
     stopping = termination != "rule" and any(stops)
     return with_weights(Terminated(plain, stops, termination) if stopping else plain, weights)
 
@@ -134,9 +135,10 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
             for name, member_cache in zip(self.members, caches, strict=True)
         ]
         steps = logits_M[0].shape[1]
+        look = input_ids.shape[1] > 1 or input_ids.device.type == "cpu"  # a GPU would have to wait for it at every step
         running = cache if cache is not None else ComposedCache([], self.rule)
         composed_BTV, logp_MBTV = self._combine(
-            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh, output_member_logprobs
+            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh, output_member_logprobs, look
         )
         kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
         composed_BTV = composed_BTV[:, kept]
@@ -174,6 +176,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         cache: ComposedCache,
         fresh: bool,
         keep_members: bool,
+        look: bool,
     ) -> tuple[Tensor, list[Tensor]]:
         """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large, so the
         members' own are kept only if asked for."""
@@ -181,7 +184,7 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
             rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
             logp_MBTV = normalised(rows)
-            if stop - start > 1:  # a look at every prompt, none at single steps, where it would make the device wait
+            if look:
                 self._check_numbers(logp_MBTV)
             first = fresh and start == 0
             composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], first))
@@ -269,7 +272,9 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
             prepared: dict[str, Any] = {}
             cast(Any, self.member(name))._prepare_cache_for_generation(generation_config, prepared, *arguments)
             caches.append(prepared["past_key_values"])
-        model_kwargs["past_key_values"] = ComposedCache(caches, self.rule)
+        cache = model_kwargs["past_key_values"] = ComposedCache(caches, self.rule)
+        if generation_config.is_assistant:  # what it drafts may be taken back
+            cache.activate_past_recording()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from .sources import Source, check_files, find
 GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
+LARGEST = 1e9  # GiB or GB/s: beyond any machine
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -176,11 +177,14 @@ def device_named(name: str | None, gib: float | None = None, gb_a_second: float 
     )
     if memory is None or bandwidth is None:
         raise RecipeError("own hardware needs both numbers: --memory (GiB) and --bandwidth (GB/s)")
-    if not (memory > 0 and bandwidth > 0):
-        raise RecipeError(f"memory and bandwidth must be above 0; got {memory} GiB and {bandwidth} GB/s")
+    if not all(0 < number <= LARGEST for number in (memory, bandwidth)):
+        raise RecipeError(
+            f"memory and bandwidth must be above 0 and at most {LARGEST:g}; got {memory} GiB and {bandwidth} GB/s"
+        )
     if preset is not None and gib is None and gb_a_second is None:
         return preset
-    return Device(f"{memory:g} GiB, {bandwidth:g} GB/s", memory, bandwidth)
+    most = preset.most if preset is not None else Device.most
+    return Device(f"{memory:g} GiB, {bandwidth:g} GB/s", memory, bandwidth, most)
 
 
 def read_needs(model: str, dtype: str | None = None) -> Needs:

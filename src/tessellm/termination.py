@@ -10,7 +10,8 @@ token, and a policy decides its probability h:
     mean    the experts' mean h                                                         not conservative
     base    the base's h                                                                not conservative
 
-A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base. The
+A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base, but for
+the choice among several end tokens: an expert that stops as often as the base, with another token, is not noticed. The
 probability of stopping is shared out over the end tokens of the member that it came from. Knows no model.
 
 Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens of any member.
@@ -29,6 +30,11 @@ from .evidence import Trace, explained
 POLICIES = ("rule", "owner", "any", "mean", "base")
 CONSERVATIVE = frozenset({"rule", "owner"})
 TINY = 1e-7  # no member is surer than this that it stops
+
+
+def check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ValueError(f"unknown termination policy {policy!r}; known: {', '.join(POLICIES)}")
 
 
 class Ends(NamedTuple):
@@ -94,8 +100,7 @@ class Terminated:
     _ends: dict[str, Ends] = field(default_factory=dict, init=False, repr=False, compare=False)  # a copy a device
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"unknown termination policy {self.policy!r}; known: {', '.join(POLICIES)}")
+        check_policy(self.policy)
         if self.policy != "rule" and not any(self.stops):
             raise ValueError(f"the policy {self.policy!r} needs at least one end token; none of the members has one")
 

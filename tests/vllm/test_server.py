@@ -19,6 +19,7 @@ import torch
 from conftest import character_tokenizer
 from engines import CONTEXT, Composition, composition, transformers_says
 
+KEY = "secret"
 OPTIONS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
 
 
@@ -36,11 +37,11 @@ def client(composed: Composition, tmp_path_factory: pytest.TempPathFactory) -> I
     command = [sys.executable, "-m", "tessellm.cli", "serve", "--engine", "vllm", str(composed.folder)]
     with log.open("w") as stream:
         server = subprocess.Popen(
-            [*command, "--port", str(port), "--", *OPTIONS],
+            [*command, "--port", str(port), "--api-key", KEY, "--", *OPTIONS],
             stdout=stream, stderr=stream, env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         )  # fmt: skip
         try:
-            api = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+            api = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=60)
             wait_for(api, server, log)
             yield api
         finally:
@@ -101,3 +102,8 @@ def test_a_wrong_request_is_refused(client: openai.OpenAI) -> None:
         client.completions.create(model="composed", prompt="a" * 300, max_tokens=16)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="another", prompt="a", max_tokens=1)
+
+
+def test_only_who_has_the_key_is_let_in(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="none").models.list()

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..errors import RecipeError
 from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, load, out, readable_size, write_json
 
 Hardware = Annotated[
@@ -35,6 +36,8 @@ def inspect(
     if plan:
         show_plan(model, hardware or [], memory, bandwidth, context, dtype, json_path)
         return
+    if hardware or any(value is not None for value in (memory, bandwidth, context)):
+        raise RecipeError("--hardware, --memory, --bandwidth and --context say what to plan for: give --plan too")
     from ..inspection import inspect_model
 
     report = inspect_model(load(model, device, dtype))

@@ -10,8 +10,20 @@ import typer
 from ..errors import RecipeError
 from .shared import Device, Dtype, ModelPath, err, load, out
 
+OURS = {  # options of our own engine: what to give vLLM instead, after --
+    "slots": "--max-num-seqs",
+    "context": "--max-model-len",
+    "dtype": "--dtype",
+    "device": None,
+    "queue": None,
+    "timeout": None,
+    "drain_timeout": None,
+    "log_prompts": "--enable-log-requests",
+}
+
 
 def serve(
+    given: typer.Context,
     model: ModelPath,
     extra: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
@@ -44,14 +56,15 @@ def serve(
 
     Example: tessellm serve out --port 8000
     """
+    api_key = _key_in(api_key_file) if api_key_file else api_key
     if engine == "vllm":
         from ..vllm.server import serve as serve_with_vllm
 
-        serve_with_vllm(model, host, port, extra or [])
+        refuse_ours(given)
+        serve_with_vllm(model, host, port, extra or [], api_key)
         return
     if extra:
         raise RecipeError(f"options after -- are for --engine vllm; got {' '.join(extra)}")
-    api_key = _key_in(api_key_file) if api_key_file else api_key
     from ..serve.server import serve as serve_here
     from ..serve.settings import Settings
 
@@ -73,3 +86,13 @@ def _key_in(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RecipeError(f"the API key cannot be read from {file}: {why}") from error
+
+
+def refuse_ours(given: typer.Context) -> None:
+    """Rather than drop what the user asked of the wrong engine."""
+    for name, instead in OURS.items():
+        source = given.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            hint = f"Give vLLM's own after --: -- {instead}" if instead else "Leave it out"
+            raise RecipeError(f"{option} is an option of tessellm's own engine, not of --engine vllm. {hint}")

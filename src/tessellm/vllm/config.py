@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .. import model as reference
 from ..checkpoint import read_own_tensors, saved_alignment, saved_member
+from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
 from ..members import Loading
 from ..rules import RULES, Rule, plain_rule
@@ -128,6 +129,8 @@ def make_rule(config: reference.ComposedConfig) -> Rule:
     name = config.rule["name"]
     if name not in RULES:
         raise RecipeError(f"the rule {name!r} cannot be served by vLLM. Known: {', '.join(RULES)}")
+    rule_entry(config.rule)
+    check_termination(config.termination)
     plain, _ = plain_rule(config.rule)
     ends = [member["end_ids"] for member in config.members]
     return reference.complete_rule(plain, config.weights, ends, config.termination)

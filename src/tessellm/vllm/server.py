@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import MemberError, require
+from ..serve.server import bound
+from ..serve.settings import Settings
 
 REQUESTS = 128  # at once, unless the user says otherwise: a rule with state keeps a row of every member for each
 
@@ -20,14 +23,19 @@ def arguments(folder: Path, host: str, port: int, extra: Sequence[str]) -> list[
     return [*own, *extra]
 
 
-def serve(model: str, host: str, port: int, extra: Sequence[str]) -> None:
+def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str | None = None) -> None:
     """Check the composition, then become vLLM's server."""
     if Path(model).suffix in (".yaml", ".yml", ".json"):
         raise MemberError(
             f"vLLM serves a composition's folder, and {model} is a recipe. Make one first: tessellm compose {model} "
             "-o FOLDER"
         )
+    settings = Settings(host=host, port=port, api_key=api_key)
+    with bound(settings) as listening:  # if the port is taken, that is said at once
+        port = listening.getsockname()[1]
     require("vllm", "vllm")
+    if settings.api_key is not None:
+        os.environ["VLLM_API_KEY"] = settings.api_key  # not among the arguments, which everyone on the machine can read
     from ..checkpoint import read_config
     from . import register
     from .config import composition_folder, set_sizes
