@@ -50,7 +50,7 @@ def client(composed: Composition, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def wait_for(api: openai.OpenAI, server: subprocess.Popen, log: Path) -> None:
-    for _ in range(400):
+    for _ in range(800):
         assert server.poll() is None, log.read_text()[-4000:]
         try:
             api.models.list()
