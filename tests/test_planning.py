@@ -161,7 +161,7 @@ def test_a_taken_port_and_an_empty_key_are_said_at_once(cli) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         refused = cli("serve", "--engine", "vllm", "out", "--port", taken.getsockname()[1])
-    assert (refused.code, "Choose another with --port" in refused.err) == (2, True)
+    assert (refused.code, "cannot listen at 127.0.0.1" in refused.err) == (2, True)
     refused = cli("serve", "--engine", "vllm", "out", "--port", 0, "--api-key", "")
     assert (refused.code, "the API key is empty" in refused.err) == (2, True)
 
