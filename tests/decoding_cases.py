@@ -6,14 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 import tessellm
 from tessellm.decoding.bench.equality import disagreements, fragile, reference_rows
 from tessellm.decoding.requests import Request
 
-from conftest import VOCAB, build_model, perturbed, save_lora, save_member
+from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
 
-__all__ = ["KINDS", "alone", "composition", "disagreements", "fragile", "prompts", "reference_rows", "unexcused"]
+__all__ = [
+    "KINDS",
+    "alone",
+    "bloom",
+    "composition",
+    "disagreements",
+    "fragile",
+    "prompts",
+    "reference_rows",
+    "unexcused",
+]
 KINDS = ("llama", "gemma2", "gpt2", "qwen2", "mixed", "adapters", "both")
 
 
@@ -36,6 +47,17 @@ def composition(kind: str, folder: Path, experts: int = 2, **settings: Any) -> A
         return tessellm.compose(str(home), members, **settings)
     base = build_model(kind)
     return tessellm.compose(base, {f"e{i}": perturbed(base, i) for i in range(experts)}, **settings)
+
+
+def bloom() -> Any:
+    """A composition that the fast path refuses: its attention has a bias by position, which it does not know."""
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
+    base = transformers.BloomForCausalLM(settings).eval()
+    model = tessellm.compose(base, {"math": perturbed(base, 1), "coding": perturbed(base, 2)})
+    model.tokenizer = character_tokenizer()
+    return model
 
 
 def prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:

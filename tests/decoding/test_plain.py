@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import tessellm
 from tessellm.decoding.engine import Engine
@@ -16,18 +15,11 @@ from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError, FastPathError
 from tessellm.rules import make_rule
 
-from conftest import VOCAB, build_model, perturbed
+import decoding_cases
+from conftest import build_model, perturbed
 from decoding_cases import prompts, unexcused
 
-
-@pytest.fixture(scope="module")
-def bloom() -> Any:
-    """Its attention has a position bias that the fast path does not know."""
-    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
-    torch.manual_seed(0)
-    settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
-    base = transformers.BloomForCausalLM(settings).eval()
-    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+bloom = pytest.fixture(scope="module")(decoding_cases.bloom)
 
 
 def test_what_the_fast_path_refuses_is_written_as_by_the_reference(bloom: Any) -> None:
@@ -69,7 +61,9 @@ def test_other_voices_speak_and_drafts_are_refused(bloom: Any) -> None:
     other = engine.submit(text, Sampling(10, ignore_end=True))
     while engine.busy:
         engine.step()
-    written = bloom.member("b").generate(torch.tensor([text]), max_new_tokens=10, do_sample=False, eos_token_id=None)
+    written = bloom.member("coding").generate(
+        torch.tensor([text]), max_new_tokens=10, do_sample=False, eos_token_id=None
+    )
     assert request.tokens == written[0, len(text) :].tolist()
     assert not unexcused(bloom, [other])
     with pytest.raises(EngineError, match="drafts are for the fast path"):

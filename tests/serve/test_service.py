@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import tessellm
 from tessellm.serve import server
@@ -16,21 +15,13 @@ from tessellm.serve.schema import CompletionRequest
 from tessellm.serve.service import Service
 from tessellm.serve.settings import Settings
 
-from conftest import VOCAB, build_model, character_tokenizer, perturbed
+import decoding_cases
+from conftest import build_model, character_tokenizer, perturbed
 
 PROMPT = "what is 2+2?"
 
 
-@pytest.fixture(scope="module")
-def bloom() -> Any:
-    """A composition that the fast path refuses."""
-    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
-    torch.manual_seed(0)
-    settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
-    base = transformers.BloomForCausalLM(settings).eval()
-    model = tessellm.compose(base, {"math": perturbed(base, 1), "coding": perturbed(base, 2)})
-    model.tokenizer = character_tokenizer()
-    return model
+bloom = pytest.fixture(scope="module")(decoding_cases.bloom)
 
 
 def answers(service: Service, *asked: dict[str, Any]) -> list[Any]:
