@@ -138,7 +138,11 @@ def main() -> None:
             clients(running.url, 16, 2.0, lambda turn: None)  # warm
             tables: dict[str, dict] = {f"{count} clients": latency(running, count) for count in CLIENTS}
             tables["load"] = load(running, expected)
-    tables["machine"] = {"cores": os.cpu_count(), "load_average_before": others, "load_average_after": os.getloadavg()[0]}
+    tables["machine"] = {
+        "cores": os.cpu_count(),
+        "load_average_before": others,
+        "load_average_after": os.getloadavg()[0],
+    }
     speeds = [tables[f"{count} clients"]["tokens_per_second"] for count in CLIENTS]
     stressed = tables["load"]
     claims = [

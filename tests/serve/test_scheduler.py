@@ -12,8 +12,10 @@ import pytest
 
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
+from tessellm.serve.choices import Written
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.scheduler import Job, Scheduler
+from tessellm.serve.texts import Text
 
 from decoding_cases import prompts
 
@@ -125,9 +127,29 @@ def test_time_runs_out_for_who_runs_and_who_waits(model: Any) -> None:
         assert (tokens, reason) == ([], "timeout")
         tokens, reason = await whole(running)
         assert 1 <= len(tokens) < 100
-        assert reason == "timeout"
+        assert reason == running.request.finish_reason == "timeout"
         assert scheduler.open == 0
         assert engine.in_slot == [None]
+
+    run(engine, 1, work)
+
+
+def test_a_server_that_stops_tells_those_for_whom_there_is_no_time(model: Any) -> None:
+    engine = slowed(Engine(model, slots=1), 0.02)
+
+    async def work(scheduler: Scheduler) -> None:
+        jobs = [scheduler.submit([asked(engine, [5 + n], 100)], 60)[0] for n in range(2)]
+        await jobs[0].news.get()
+        scheduler.end = time.monotonic() + 0.1
+        for job in jobs:
+            written = Written(job, Text(model.tokenizer), frozenset(), 60)
+            while (news := (await job.news.get())[1]).finish_reason is None:
+                written.read(news)
+            with pytest.raises(Refusal, match="told to stop") as refused:
+                written.read(news)
+            assert refused.value.status == 503
+            assert job.request.finish_reason == "stopping"
+        assert scheduler.open == 0
 
     run(engine, 1, work)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .refusals import Refusal, broken, too_slow
+from .refusals import Refusal, broken, too_slow, unavailable
 from .scheduler import Job, News, Scheduler
 from .texts import Text, Token
 
@@ -37,7 +37,7 @@ class Written:
         return piece
 
     def _read(self, news: News) -> Piece:
-        if news.finish_reason in ("error", "timeout", "cancelled"):
+        if news.finish_reason in ("error", "timeout", "stopping", "cancelled"):
             raise self._failure(news)
         nothing: list[dict[str, Any] | None] = [None] * len(news.tokens)
         seen = news.seen or nothing
@@ -57,6 +57,8 @@ class Written:
     def _failure(self, news: News) -> Refusal:
         if news.finish_reason == "timeout":
             return too_slow(self.seconds)
+        if news.finish_reason == "stopping":
+            return unavailable("the server was told to stop, and there is no more time for this request")
         return broken(news.error or "the request was dropped")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ class News:
     tokens: list[int]
     logprobs: list[float]
     seen: list[dict[str, Any]]
-    finish_reason: str | None = None  # the engine's, or timeout
+    finish_reason: str | None = None  # the engine's, timeout, or stopping
     error: str | None = None
 
 
@@ -52,6 +53,7 @@ class Scheduler:
         self.engine, self.room = engine, len(engine.in_slot) + queue
         self.open = 0  # requests that were let in and have not ended
         self.failure: str | None = None
+        self.end = math.inf  # nobody is served any longer than this
         self._ended = ended
         self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
         self._jobs: dict[Request, Job] = {}  # the engine thread's
@@ -125,11 +127,12 @@ class Scheduler:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for job in [job for job in self._jobs.values() if now > job.deadline]:
-            self._drop(job, "timeout")
+        for job in [job for job in self._jobs.values() if now > min(job.deadline, self.end)]:
+            self._drop(job, "timeout" if now > job.deadline else "stopping")
 
     def _drop(self, job: Job, reason: str) -> None:
         self.engine.cancel(job.request)
+        job.request.finish(reason)
         del self._jobs[job.request]
         self._post([(job, News([], [], [], reason))])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import RecipeError
 
+PARTING = 10  # seconds to tell clients that their time is over
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -40,9 +41,9 @@ class Settings:
             raise RecipeError("the API key is empty; leave it out to let everyone in")
 
     @property
-    def whole_drain_seconds(self) -> int | None:
-        """Rounded up; None where there is no end to them."""
-        return None if math.isinf(self.drain_seconds) else math.ceil(self.drain_seconds)
+    def last_resort_seconds(self) -> int | None:
+        """After which connections are cut that should have ended when told to; None where there is no end."""
+        return None if math.isinf(self.drain_seconds) else math.ceil(self.drain_seconds) + PARTING
 
     @property
     def local(self) -> bool:
