@@ -21,6 +21,7 @@ from tessellm.experiments.table import experiment
 from tessellm.experiments.table.cells import Pooled, quality_claims, speed_claim
 from tessellm.experiments.table.functions import ENDINGS, OPERATIONS, write_function
 from tessellm.experiments.table.gold import Gold, gold_texts, misses, pieces
+from tessellm.experiments.table.making import key
 from tessellm.experiments.table.members import (
     EXPERTS,
     Stage,
@@ -255,6 +256,14 @@ def test_full_size_needs_samples_or_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TessellmError, match="without a GPU none can be made"):
         experiment.run(0, tmp_path, "full", lambda text: None)
+
+
+def test_samples_that_are_kept_are_of_the_problems_that_are_asked() -> None:
+    stored = sorted((Path(__file__).parents[3] / "results" / "table").glob("*.json"))
+    assert stored
+    for path in stored:
+        size, seed = path.stem.split("-")
+        assert json.loads(path.read_text(encoding="utf-8"))["problems"] == key(PLANS[size], int(seed))
 
 
 def test_claims_hold_only_where_the_scores_say_so() -> None:
