@@ -1,6 +1,6 @@
 """All that decoding is to show on one GPU, in one run: google/gemma-2-2b's shapes, random weights, bfloat16, greedy.
 
-    python benchmarks/gpu_decoding.py --warm 8                                    about eight minutes on an H200
+    python benchmarks/gpu_decoding.py --warm 6                                    about eight minutes on an H200
     python benchmarks/gpu_decoding.py --device cpu --shapes gemma-tiny --quick    the same in small, to see that it runs
     python benchmarks/gpu_decoding.py --draw                                      the figures of the last run again
 
@@ -62,6 +62,7 @@ class Bench:
     contexts: tuple[int, ...]
     counts: dict[int, int]  # of strings for the speculation's batches
     steps: int | None  # of training
+    bandwidth: float | None  # None: measured
     kept: dict[str, Any] = field(default_factory=dict)
 
     def composition(self, kind: str, dtype: torch.dtype | None = None) -> Any:
@@ -76,7 +77,7 @@ class Bench:
 
     @cached_property
     def bytes_a_second(self) -> float:
-        return bandwidth(torch.device(self.device))
+        return self.bandwidth or bandwidth(torch.device(self.device))
 
     def row(self, model: Any, batch: int = 1, prompt: int = 128, loops: bool = False) -> dict[str, Any]:
         case = Case(len(model.members) - 1, batch, prompt)
@@ -194,7 +195,7 @@ def warm(count: int, arguments: list[str], names: list[str], members: Path) -> N
             only = [each for name in share for each in ("--only", name)]
             log = (Path(folder) / f"{number}.txt").open("w")
             command = [sys.executable, __file__, *arguments, "--layers", "2", "--rounds", "1", "--no-loops", *only]
-            command += ["--out", folder + f"/{number}", "--members", str(members), "--warm", "0"]
+            command += ["--out", folder + f"/{number}", "--members", str(members), "--bandwidth", "1e12"]
             running.append(subprocess.Popen(command, stdout=log, stderr=log))
         for process in running:
             try:
@@ -217,6 +218,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", help="items by name; all without it")
     parser.add_argument("--seconds", type=float, default=450, help="nothing begins later than this")
     parser.add_argument("--warm", type=int, default=0, help="processes that compile before")
+    parser.add_argument("--bandwidth", type=float, help="bytes a second, instead of measuring them")
     parser.add_argument("--members", type=Path, help="where trained members are kept")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--draw", action="store_true", help="only draw what is in the results")
@@ -238,6 +240,7 @@ def main() -> None:
             contexts=(256, 512) if given.quick else (1024, 4096, 8192 - given.new),
             counts={1: 2, 4: 4, 16: 16} if given.quick else trained_speculation.BATCHES,
             steps=30 if given.quick else None,
+            bandwidth=given.bandwidth,
         )  # fmt: skip
         todo = {name: run for name, run in items(bench).items() if given.only is None or name in given.only}
         if given.warm > 1:

@@ -16,6 +16,6 @@ def demo(
     json_path: JsonPath = None,
 ) -> None:
     """Make small experts, compose them, show the result, a picture and a report. Example: tessellm demo -o demo"""
-    from ..experiments.demo import run_demo
+    from ..experiments.demo.experiment import run_demo
 
     write_json(json_path, run_demo(directory, seed, out))
