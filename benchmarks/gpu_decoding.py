@@ -1,6 +1,6 @@
 """All that decoding is to show on one GPU, in one run: google/gemma-2-2b's shapes, random weights, bfloat16, greedy.
 
-    python benchmarks/gpu_decoding.py --warm 6                                    about eight minutes on an H200
+    python benchmarks/gpu_decoding.py --warm 6                                    meant for eight minutes of an H200
     python benchmarks/gpu_decoding.py --device cpu --shapes gemma-tiny --quick    the same in small, to see that it runs
     python benchmarks/gpu_decoding.py --draw                                      the figures of the last run again
 
