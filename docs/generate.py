@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DIAGNOSE = ROOT / "docs" / "diagnose.md"
+SERVE = ROOT / "docs" / "serve.md"
 TABLE = ROOT / "docs" / "experiments-table.md"
 FOLDERS = {
     "tests/": "mirror src",
@@ -139,6 +140,30 @@ def table() -> Iterator[str]:
     yield "![Shares right by kind of problem and column](images/table.png)"
 
 
+def serving() -> Iterator[str]:
+    """The server's latencies, and what a minute of many clients did to it."""
+    content = json.loads((ROOT / "results" / "serve-latency.json").read_text(encoding="utf-8"))
+    tables, claims = content["tables"], {claim["id"]: claim for claim in content["claims"]}
+    load, machine = tables["load"], tables["machine"]
+    yield (
+        f"{machine['cores']} cores of an {content['hardware']} with a load average of "
+        f"{machine['load_average_before']:.1f} from other work before it began; commit {content['commit'][:7]}."
+    )
+    yield ""
+    yield "| clients | first token, ms (median, 95 %) | between tokens, ms | tokens a second |"
+    yield "|---|---|---|---|"
+    for count, row in ((name.partition(" ")[0], row) for name, row in tables.items() if name.endswith(" clients")):
+        times = (f"{row[key]['median_ms']:.0f}, {row[key]['p95_ms']:.0f}" for key in ("first_token", "between_tokens"))
+        yield f"| {count} | {' | '.join(times)} | {row['tokens_per_second']:.0f} |"
+    yield ""
+    yield (
+        f"16 clients get {claims['batching']['value']:.1f} times the tokens of one. 200 clients for a minute, a third "
+        f"of which hang up: {load['answers']} whole answers, {100 * load['other_text']:.3g} % of them with "
+        f"another text than the engine writes alone; {load['slots_left']:.0f} slots did not return, and the process of "
+        f"{load['memory_mib']:.0f} MiB was {load['memory_growth_mib']:.1f} MiB larger afterwards."
+    )
+
+
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
@@ -158,6 +183,7 @@ def pages() -> dict[Path, str]:
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
         DIAGNOSE: with_block(page, "prediction", prediction()),
         TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
+        SERVE: with_block(SERVE.read_text(encoding="utf-8"), "serving", serving()),
     }
 
 
