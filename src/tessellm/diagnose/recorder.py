@@ -38,9 +38,7 @@ class Recorder:
         if tokens_BT.shape[1] > 1:
             self._said.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
         self.blocks.append(statistics(logp_MBTV, composed_BTV, self.hearing, self.ends, why))
-        last_MB1V = logp_MBTV[:, :, -1:]
-        cut = last_MB1V.shape != logp_MBTV.shape  # a copy, so as not to hold the whole block
-        self._pending = last_MB1V.clone() if cut else last_MB1V, composed_BTV[:, -1:].clone()
+        self._pending = alone(logp_MBTV[:, :, -1:]), alone(composed_BTV[:, -1:])
 
     def _hear(self, token_B1: Tensor) -> None:
         if self._pending is not None:
@@ -61,6 +59,11 @@ class Recorder:
                 columns[name.rpartition("_")[0]] = torch.cat(parts, 1).cpu()
         columns["logprob"] = torch.cat(self._said, 1).cpu()
         return columns
+
+
+def alone(rows: Tensor) -> Tensor:
+    """The rows without the block that they were cut from, which they would keep in memory."""
+    return rows if rows.untyped_storage().nbytes() == rows.numel() * rows.element_size() else rows.clone()
 
 
 def log_probabilities(logp_MBTV: Tensor, composed_BTV: Tensor, token_BT: Tensor) -> Tensor:

@@ -63,16 +63,18 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
     spoken_entropy_R = -torch.linalg.vecdot(voice_RV, spoken_RV.clamp_min(LOG_ZERO))
     epsilon_KR = torch.maximum(ratio_KRV.amax(-1), -ratio_KRV.amin(-1))
     score_RV = safe_MRV[0] + ratio_KRV.sum(0)
-    log_z_R = score_RV.logsumexp(-1)
+    most_R1 = score_RV.amax(-1, keepdim=True)
+    product_RV = score_RV.sub_(most_R1).exp_()  # Eq. 2, but for its sum
+    total_R1 = product_RV.sum(-1, keepdim=True)
     top_MRC, member_ids_MRC = likeliest(logp_MRV)
     top_RC, ids_RC = likeliest(composed_RV)
-    favourite_KR1 = member_ids_MRC[1:, :, :1] if hearing.plain else prob_MRV[1:].argmax(-1, keepdim=True)
+    favourite_KR1 = (member_ids_MRC[1:] if hearing.plain else likeliest(law_MRV[1:])[1])[..., :1]
     pair_log_z_RKK, pair_accord_RKK = pairs(prob_MRV, ratio_KRV, favourite_KR1)
 
     away_RM = (-spoken_entropy_R - torch.einsum("rv,mrv->mr", voice_RV, safe_MRV)).clamp_min_(0).T
     clash_R = gap_R = distance_to(away_RM.argmin(-1), voice_RV, prob_MRV)
     if hearing.stops is not None or not isinstance(hearing.rule, Product):
-        product_RV = score_RV.sub_(log_z_R[:, None]).exp_()
+        product_RV.div_(total_R1)
         nearest_R = torch.einsum("rv,mrv->rm", product_RV, safe_MRV).argmax(-1)
         clash_R = distance_to(nearest_R, product_RV, prob_MRV)
     event_MR, spoken_R = hearing.event(law_MRV), hearing.event(spoken_RV)
@@ -81,7 +83,7 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
         jensen_shannon_RK=jensen_shannon(prob_MRV, entropy_MR).T,
         total_variation_RK=half_distance(prob_MRV[1:], prob_MRV[0]).T,
         epsilon_RK=epsilon_KR.masked_fill_(epsilon_KR > -IMPOSSIBLE, torch.inf).T,
-        log_z_R=log_z_R,
+        log_z_R=(most_R1 + total_R1.log())[:, 0],
         pair_log_z_RKK=pair_log_z_RKK,
         pair_accord_RKK=pair_accord_RKK,
         away_RM=away_RM,
