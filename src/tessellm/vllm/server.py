@@ -35,9 +35,7 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
         port = listening.getsockname()[1]
     require("vllm", "vllm")
     if settings.api_key is not None:
-        os.environ["VLLM_API_KEY"] = (
-            settings.api_key.strip()
-        )  # not among the arguments, which everyone on the machine can read
+        os.environ["VLLM_API_KEY"] = settings.api_key.strip()  # arguments can be read by everyone on the machine
     from ..checkpoint import read_config
     from . import register
     from .config import composition_folder, set_sizes
