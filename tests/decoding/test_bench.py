@@ -64,15 +64,17 @@ def test_a_sweep_is_a_star() -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_the_command(kind: str, cli: Any, tmp_path: Path) -> None:
+def test_the_command(kind: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr("tessellm.commands.shared.out._width", 80)
     ran = cli(
         *("bench", "--shapes", "llama-tiny", "--kind", kind, "--experts", 2, "--experts", 1, "--prompt", 8),
         *("--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json", "--figure", tmp_path / "b.png"),
         *(("--speculate", "lookup") if kind == "lora" else ()),
     )
     assert ran.code == 0
-    assert "ms a step" in ran.out
+    assert "tokens/s" in ran.out
+    assert "notebook" in ran.out
     assert "experts, batch 1, prompt 8" in ran.err
     result = json.loads((tmp_path / "b.json").read_text())
     assert [row["experts"] for row in result["rows"]] == [2, 1]

@@ -94,13 +94,14 @@ def test_each_member_shows_what_it_was_trained_to_know(members: Path) -> None:
 
 
 def test_the_command_line_probes_compositions_and_plain_models(
-    cli: Any, members: Path, data: Path, tmp_path: Path
+    cli: Any, members: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tessellm.commands.shared.out._width", 80)
     ran = cli("probe", members / "first", data, "--json", tmp_path / "plain.json")
     assert ran.code == 0, ran.err
     plain = json.loads((tmp_path / "plain.json").read_text())
     assert {row["layer"] for row in plain["scores"]} == {"model.layers.0", "model.layers.1"}
-    assert "random weights" in ran.out
+    assert "weights" in ran.out
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"base: {members / 'first'}\nexperts: {{parity: {members / 'parity'}}}\n")
     ran = cli(
@@ -112,6 +113,7 @@ def test_the_command_line_probes_compositions_and_plain_models(
     beside = next(r for r in both if (r["member"], r["label"]) == ("base", "a"))
     assert beside["score"] == alone["score"]
     assert beside["random_weights"] is None
+    assert ran.out.count("model.layers.1") == len(both)  # whole, at eighty columns
 
 
 def test_any_architecture_and_any_module_can_be_probed(tiny_tokenizer: Any, make_model: Any) -> None:

@@ -155,6 +155,13 @@ def test_another_evaluation_is_not_mixed_in(cli: Any, recipe: Path, tmp_path: Pa
     assert "holds another evaluation" in ran.err
 
 
+def test_without_lm_eval_the_extra_is_named(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    ran = cli("evaluate", tmp_path / "nothing", "--tasks", "math", "-o", tmp_path / "out")
+    assert ran.code == 2
+    assert 'pip install "tessellm[eval]"' in ran.err
+
+
 def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (("--tasks", "math", "--columns", "compositoin"), "did you mean 'composition'"),

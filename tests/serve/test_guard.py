@@ -110,6 +110,7 @@ def test_only_json_is_read(server: Running) -> None:
         content = json.dumps(SMALL).encode()
         answer = server.post("/v1/completions", content=content, headers={"content-type": kind})
         assert answer.status_code == 400, kind
+        assert "Content-Type: application/json" in answer.json()["error"]["message"], kind
 
 
 def test_browsers_are_kept_in_check(server: Running) -> None:

@@ -39,9 +39,9 @@ def member(arch: str, seed: int, **changes: Any) -> Any:
     return build_model(arch, seed, **{**SHAPES[arch], **changes})
 
 
-def alike(folder: Path, arch: str, seed: int = 0) -> dict[str, Path]:
+def alike(folder: Path, arch: str, seed: int = 0, **changes: Any) -> dict[str, Path]:
     """A base and two fine-tunes of one shape."""
-    base = member(arch, seed)
+    base = member(arch, seed, **changes)
     models = {"base": base, "math": perturbed(base, seed + 1, 0.05), "coding": perturbed(base, seed + 2, 0.05)}
     return {name: save_member(model, folder / name, character_tokenizer()) for name, model in models.items()}
 

@@ -15,10 +15,11 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+import tessellm
 from tessellm.errors import TessellmError
 from tessellm.vllm.versions import TESTED, check_version
 
-from engines import Composition, composition, engine
+from engines import Composition, alike, composition, engine
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,15 @@ def test_unknown_rule(own: Path) -> None:
     message = refusal(own)
     assert "'median' cannot be served" in message
     assert "product" in message
+
+
+def test_heads_without_a_kernel(tmp_path: Path) -> None:
+    places = alike(tmp_path, "llama", head_dim=16)
+    base = places.pop("base")
+    tessellm.compose(base, places).save_pretrained(tmp_path / "composed")
+    message = refusal(tmp_path / "composed")
+    assert "heads are 16 wide" in message
+    assert "leave out --engine vllm" in message
 
 
 def test_what_vllm_cannot_do_with_a_composition(saved: Composition) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, err, load, out, readable_size, writable, write_json
+from .shared import NARROW, Device, Dtype, JsonPath, err, load, out, readable_size, writable, write_json
 
 
 def bench(
@@ -78,9 +78,9 @@ def bench(
 
 
 def _show(result: dict) -> None:
-    heads = ["experts", "batch", "prompt", "ms a step", "tokens/s", "of limit", "memory"]
+    heads = ["experts", "batch", "prompt", "ms a\nstep", "tokens/s", "of\nlimit", "memory", "×\nnotebook", "×\nloop"]
     drafts = any("times_without_drafts" in row for row in result["rows"])
-    table = Table(*heads, "× notebook", "× loop", *(["drafts ×"] if drafts else []), **PLAIN)
+    table = Table(*heads, *(["drafts\n×"] if drafts else []), **NARROW)
     compared = ["times_notebook", "times_on_device", *(["times_without_drafts"] if drafts else [])]
     for row in result["rows"]:
         memory = row["peak_bytes"] or row["weight_bytes"] + row["cache_bytes"]

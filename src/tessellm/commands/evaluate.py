@@ -41,7 +41,9 @@ def evaluate(
 
     Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,evidence --merges all -o results
     """
-    from ..errors import RecipeError
+    from ..errors import RecipeError, require
+
+    require("lm_eval", "eval")
     from ..evaluate.evaluation import Plan
     from ..evaluate.evaluation import evaluate as run
     from ..evaluate.table import markdown

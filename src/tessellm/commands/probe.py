@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, err, out, write_json
+from .shared import NARROW, Device, Dtype, JsonPath, err, out, write_json
 
 if TYPE_CHECKING:
     from ..diagnose.probe import Decodability
@@ -68,17 +68,17 @@ def _table(found: list[Decodability]) -> Table:
     from ..diagnose.shown import visible
 
     members = any(row.member for row in found)
-    columns = [
+    columns: list[Column | str] = [
         *(["member"] if members else []),
-        "layer",
+        Column("layer", overflow="fold"),  # layers differ in their last characters
         "label",
         "score",
-        "95 %",
+        Column("95 %", no_wrap=True),
         "chance",
         "shuffled",
-        "random weights",
+        "random\nweights",
     ]
-    table = Table(*columns, **PLAIN)
+    table = Table(*columns, **NARROW)
     for row in found:
         score = row.score
         cells = [

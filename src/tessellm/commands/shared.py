@@ -14,6 +14,7 @@ from rich.console import Console
 out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight=False, emoji=False)
 
 PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
+NARROW: Any = {**PLAIN, "padding": (0, 1, 0, 0)}  # those with many columns
 
 
 def writable(path: Path | None) -> Path | None:

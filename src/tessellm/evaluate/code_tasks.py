@@ -23,7 +23,7 @@ from .harness import ComposedLM
 from .journal import key_of
 from .protocol import Outcome, Problem
 from .splits import TEST, Part, take_lines
-from .tasks import GREEDY
+from .tasks import GREEDY, downloading
 
 TASKS = ("humaneval", "mbpp")
 FILES = {"humaneval": "HumanEvalPlus.jsonl", "mbpp": "MbppPlus.jsonl"}
@@ -180,7 +180,8 @@ def problem_lines(name: str, data: Path | None) -> list[str]:
 
     check_data(name, data)
     ready = humaneval._ready_human_eval_plus_path if name == "humaneval" else mbpp._ready_mbpp_plus_path
-    return _lines(data / FILES[name] if data is not None else Path(ready()))
+    with downloading(name):
+        return _lines(data / FILES[name] if data is not None else Path(ready()))
 
 
 def problem_texts(name: str, data: Path | None) -> list[str]:

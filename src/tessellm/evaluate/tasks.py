@@ -7,9 +7,11 @@ in the datasets' own formats. Prompts are built by lm-eval.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 from ..errors import PromptError
 from . import answers
@@ -40,14 +42,28 @@ def make_task(name: str, data: Path | None = None, part: Part = TEST) -> Any:
     from lm_eval.api.task import ConfigurableTask
 
     if name not in COLUMNS:
-        return take(_by_name(name), part)
+        with downloading(name):
+            return take(_by_name(name), part)
     config = gsm8k() if name == "gsm8k" else math()
     if data is not None:
         config |= _local(name, data)
     datasets.disable_progress_bars()
-    task = ConfigurableTask(config=config)
+    with downloading(name):
+        task = ConfigurableTask(config=config)
     task.set_fewshot_seed(FEWSHOT_SEED)
     return take(task, part, text_column(name))
+
+
+@contextmanager
+def downloading(name: str) -> Iterator[None]:
+    """A task's data come from elsewhere while this lasts; one message, if that cannot be reached."""
+    try:
+        yield
+    except (ConnectionError, URLError) as error:
+        raise PromptError(
+            f"the data of the task {name!r} cannot be reached ({error}). Check the network, HF_ENDPOINT and "
+            "HF_HUB_OFFLINE, or give local files with --data FOLDER (gsm8k, math, humaneval and mbpp: docs/evaluate.md)"
+        ) from error
 
 
 def text_column(name: str) -> str | None:

@@ -13,7 +13,9 @@ def malformed(error: Mapping[str, Any], body: Any) -> Refusal:
     """Of an error that pydantic found."""
     place = ".".join(_names(error["loc"], body))
     told = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
+    if isinstance(body, bytes):  # it was not sent as JSON, so it was not read
+        told = "expected JSON; send it with the header Content-Type: application/json"
+    elif error["type"] == "extra_forbidden":
         told = "there is no such parameter"
     elif place.partition(".")[0] in ABSENT:
         told = f"this server has nothing of the kind; leave it out ({told})"

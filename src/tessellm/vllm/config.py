@@ -58,6 +58,7 @@ def set_sizes(config: reference.ComposedConfig, folder: Path) -> None:
     places = member_sources(config, folder)
     configs = member_configs(config, places)
     check_vocabulary(config, configs, folder)
+    check_heads(configs)
     make_rule(config)
     texts = [member.get_text_config(decoder=True) for member in configs.values()]
     heads = [text.num_attention_heads for text in texts]
@@ -68,9 +69,29 @@ def set_sizes(config: reference.ComposedConfig, folder: Path) -> None:
     config.num_key_value_heads = min(
         getattr(text, "num_key_value_heads", None) or text.num_attention_heads for text in texts
     )
-    config.head_dim = max(
-        getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads for text in texts
-    )
+    config.head_dim = max(map(head_size, texts))
+
+
+def head_size(text: PreTrainedConfig) -> int:
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def check_heads(configs: Mapping[str, PreTrainedConfig]) -> None:
+    """vLLM's CPU build starts with any width of a head, and ends at the first request if its kernels lack that one."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    for name, member in configs.items():
+        text = member.get_text_config(decoder=True)
+        if getattr(text, "kv_lora_rank", None) is None and head_size(text) not in known:
+            raise MemberError(
+                f"member {name!r}: its attention heads are {head_size(text)} wide, and vLLM's CPU build has kernels for"
+                f" {', '.join(map(str, known))} only. Serve it by tessellm's own engine: leave out --engine vllm"
+            )
 
 
 def member_sources(config: reference.ComposedConfig, folder: Path) -> dict[str, Source]:
