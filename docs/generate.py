@@ -26,7 +26,7 @@ FOLDERS = {
     "results/": "JSON and figures with commit, seed, versions and hardware",
 }
 
-HEADLINES = [  # (result, claim): what the README's table shows
+HEADLINES = [  # (result, claim): what the README's table shows, beside whatever did not hold
     ("many-experts", "thirteen"),
     ("many-experts", "collapse"),
     ("skills", "chain-1 (4 layers, 256 wide)"),
@@ -71,10 +71,22 @@ MARKS = {True: "yes", False: "**no**", None: ""}
 def results() -> Iterator[str]:
     yield "| experiment | claim | measured | target | holds | seed, on |"
     yield "|---|---|---|---|---|---|"
-    for name, claim_id in HEADLINES:
-        content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    contents = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results").glob("*.json"))
+    }
+    failed = [
+        (name, claim["id"])
+        for name, content in contents.items()
+        for claim in content["claims"]
+        if claim["holds"] is False
+    ]
+    for name, claim_id in dict.fromkeys([*HEADLINES, *failed]):
+        content = contents[name]
         (claim,) = [claim for claim in content["claims"] if claim["id"] == claim_id]
-        cells = [name, claim["statement"], shown(claim["value"]), claim["target"] or "", MARKS[claim["holds"]]]
+        statement = claim["statement"]
+        if len({other["statement"] for other in content["claims"]}) < len(content["claims"]):
+            statement = f"{claim_id}: {statement}"  # the statements alone do not tell the claims apart
+        cells = [name, statement, shown(claim["value"]), claim["target"] or "", MARKS[claim["holds"]]]
         cells.append(f"{content['seed']}, {content['hardware']}")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
