@@ -68,7 +68,7 @@ def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
     shift_MBT = torch.where(nothing_MBT, 0.0, log_left(log_h_MBT) - total_MBT)
     columns_MBTE = torch.full_like(own_MBTE, -torch.inf)
     columns_MBTE[..., ends.event] = log_h_MBT
-    return (go_MBTV + shift_MBT[..., None]).index_copy(-1, ends.token_E, columns_MBTE), log_h_MBT
+    return (go_MBTV + shift_MBT[..., None]).index_copy_(-1, ends.token_E, columns_MBTE), log_h_MBT
 
 
 def log_left(log_h: Tensor) -> Tensor:
