@@ -87,4 +87,4 @@ $(VLLM)/.test: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) demo site build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) demo reproduced site build .pytest_cache .mypy_cache .ruff_cache .hypothesis

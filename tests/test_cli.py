@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import tessellm
 from tessellm.continuations import Streamer
 
-from conftest import character_tokenizer, press_ctrl_c, told_to_end
+from conftest import CONTEXT, character_tokenizer, press_ctrl_c, told_to_end
 
 Cli = Callable[..., Any]
 
@@ -93,6 +93,16 @@ def test_one_prompt_is_streamed(cli: Cli, out: Path, tmp_path: Path) -> None:
     assert (result["prompt"], result["text"]) == ("abc", text)
     assert len(text) <= result["tokens"] <= 20  # one token a character; special ones are not shown
     assert result["finish_reason"] == ("length" if result["tokens"] == 20 else "stop")
+
+
+def test_as_many_new_tokens_as_there_is_room_for(cli: Cli, out: Path, tmp_path: Path) -> None:
+    prompt = "abc" * 40
+    assert cli("generate", out, prompt, "--json", tmp_path / "json").code == 0
+    [result] = json.loads((tmp_path / "json").read_text())
+    assert result["text"] == expected(out, prompt, CONTEXT - 120)
+    asked = cli("generate", out, prompt, "--max-new-tokens", 20)
+    assert (asked.code, asked.out) == (2, "")
+    assert "up to 20 more were asked for" in asked.err
 
 
 def test_a_batch_says_what_each_prompt_says_alone(cli: Cli, out: Path, tmp_path: Path) -> None:

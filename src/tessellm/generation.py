@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -178,11 +178,22 @@ def encode_prompts(model: ComposedForCausalLM, prompts: Sequence[str], request: 
     """Their token ids, if the request can be fulfilled."""
     if "" in request.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
-    tokenizer = tokenizer_of(model)
-    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
-    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
+    rows = tokenized(model, prompts, request.chat)
     check_lengths(model, rows, request.max_new_tokens)
     return rows
+
+
+def tokenized(model: ComposedForCausalLM, prompts: Sequence[str], chat: bool) -> list[list[int]]:
+    tokenizer = tokenizer_of(model)
+    texts = [as_chat(tokenizer, prompt) if chat else prompt for prompt in prompts]
+    return [tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
+
+
+def fitted(model: ComposedForCausalLM, prompts: Sequence[str], request: Request) -> Request:
+    """The request with as many new tokens as the context has room for, if that is fewer; one at the least."""
+    limit = model.config.max_position_embeddings
+    longest = max(map(len, tokenized(model, prompts, request.chat)), default=0)
+    return replace(request, max_new_tokens=max(1, min(request.max_new_tokens, limit - longest))) if limit else request
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:

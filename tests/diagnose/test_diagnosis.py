@@ -34,6 +34,14 @@ def test_a_clean_pair_is_called_clean(rule):
     assert diagnosis.found.owned["three"].value == pytest.approx(diagnosis.found.active["three"].value, abs=0.02)
 
 
+def test_a_clean_pair_that_is_unsure_of_its_texts_is_told_so():
+    diagnosis = diagnosed("three", "six", temperature=3.0)
+    assert diagnosis.predicted.value < 0.8
+    assert "Nothing needs to be changed" not in diagnosis.advice[0].text
+    assert diagnosis.advice[-1].kind == "unsure"
+    assert f"Only {diagnosis.predicted} of these texts" in diagnosis.advice[-1].text
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_planted_interference_is_found_named_and_located(rule):
     diagnosis = diagnosed("six", "three", "other_three", rule=rule)

@@ -25,7 +25,9 @@ def generate(
     file: Annotated[
         Path | None, typer.Option(help="Prompts from a file: .jsonl with a key prompt, or lines of text.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="128 if not given, or what the context has room for.", show_default=False)
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
@@ -51,13 +53,16 @@ def generate(
     Example: tessellm generate out "Write a function that" --trace
     """
     from ..errors import EngineError
-    from ..generation import Request, generate_texts, read_prompts
+    from ..generation import Request, fitted, generate_texts, read_prompts
 
     if trace and speculate is not None:
         raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
     asked = read_prompts(prompts or [], file)
-    request = Request(max_new_tokens, temperature, top_p, seed, tuple(stop or ()), chat)
+    settings = (temperature, top_p, seed, tuple(stop or ()), chat)
+    request = Request(max_new_tokens or Request.max_new_tokens, *settings)
     composition = load(model, device, dtype)
+    if max_new_tokens is None:
+        request = fitted(composition, asked, request)
     if trace:
         write_json(json_path, _traced(composition, asked, request, batch_size))
         return

@@ -20,11 +20,11 @@ def reproduce(
     everything: Annotated[bool, typer.Option("--all", help="Run those marked in --list and write one page.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
     seed: int = 0,
-    directory: Annotated[Path, typer.Option("--out", "-o", help="Where results go.")] = Path("results"),
+    directory: Annotated[Path, typer.Option("--out", "-o", help="Where results go.")] = Path("reproduced"),
     size: Annotated[str, typer.Option(help="cpu: minutes on two cores; full: one GPU.")] = "cpu",
     json_path: JsonPath = None,
 ) -> None:
-    """Run an experiment; exits with 1 if a claim does not hold. Example: tessellm reproduce letters -o results"""
+    """Run an experiment; exits with 1 if a claim does not hold. Example: tessellm reproduce letters"""
     from ..experiments.page import write_page
     from ..experiments.registry import EXPERIMENTS, chosen, run_experiment
 

@@ -14,11 +14,12 @@ IDLE = 0.001
 EVERYWHERE = 0.5
 FEW_TEXTS = 9  # fewer say nothing about new ones (see rates.new_text_limit)
 NAMED = 5  # prompts that are listed
+LIKELY_RIGHT = 0.8  # share of texts predicted right, above which nothing is said
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding. `kind`: clean, contradict, repeat, crowd, idle, everywhere, rule, novel, stopping, few."""
+    """One finding. `kind`: clean, contradict, repeat, crowd, idle, everywhere, rule, novel, stopping, unsure, few."""
 
     kind: str
     text: str
@@ -26,7 +27,9 @@ class Advice:
     prompts: tuple[int, ...] = ()  # counted from 0
 
 
-def advise(found: Interference, proof: Certificate, rule: str, termination: str) -> list[Advice]:
+def advise(
+    found: Interference, proof: Certificate, rule: str, termination: str, predicted: Rate, loss: float
+) -> list[Advice]:
     """The findings, the gravest first."""
     trouble = [*about_pairs(found.pairs), *about_crowds(found.pairs), *about_rule(found, rule)]
     if serious(found.stopping) and termination != "owner":
@@ -34,19 +37,35 @@ def advise(found: Interference, proof: Certificate, rule: str, termination: str)
             f"The members disagree about stopping on {found.stopping} of the tokens. Use termination: owner, so that "
         )
         trouble.append(Advice("stopping", text + "only the member that owns the run may end it."))
-    said = [*(trouble or [clean(found)]), *about_experts(found)]
+    unsure = about_certainty(predicted, loss)
+    said = [
+        *(trouble or [clean(found, "" if unsure else " Nothing needs to be changed.")]),
+        *about_experts(found),
+        *unsure,
+    ]
     if len(proof.texts) < FEW_TEXTS:
         text = f"{len(proof.texts)} texts are too few to say anything about new ones. Give {FEW_TEXTS} prompts or more."
         said.append(Advice("few", text))
     return said
 
 
-def clean(found: Interference) -> Advice:
+def clean(found: Interference, conclusion: str) -> Advice:
     return Advice(
         "clean",
         f"These experts compose: they interfere on {found.interfering} of the tokens, and the composition says what "
-        f"nobody would on {found.novel}. Nothing needs to be changed.",
+        f"nobody would on {found.novel}.{conclusion}",
     )
+
+
+def about_certainty(predicted: Rate, loss: float) -> list[Advice]:
+    """Texts that are likely to be wrong, though nobody quarrels: the members do not know themselves."""
+    if predicted.value >= LIKELY_RIGHT:
+        return []
+    text = (
+        f"Only {predicted} of these texts are predicted right; composing costs {loss:.1%}, the rest is the members' "
+        "own uncertainty. Look at the texts: if they are wrong, an expert is too weak, or its weight is."
+    )
+    return [Advice("unsure", text)]
 
 
 def serious(rate: Rate) -> bool:

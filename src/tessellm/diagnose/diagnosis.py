@@ -101,10 +101,9 @@ def conclude(
     members = tuple(model.config.member_names)
     rows = rows_of(traces)
     found, proof = interference(rows, members, traces), certificate(rows, members)
-    advice = advise(found, proof, str(model.rule.name), model.config.termination)
-    right_B = chance_right(rows)
-    predicted = average(right_B, torch.arange(rows.texts), rows.texts)
+    predicted = average(chance_right(rows), torch.arange(rows.texts), rows.texts)
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
+    advice = advise(found, proof, str(model.rule.name), model.config.termination, predicted, loss)
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
         tuple(advice), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),

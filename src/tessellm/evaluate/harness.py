@@ -144,7 +144,8 @@ class ComposedLM(TemplateLM):
         room = self.max_length - settings["max_gen_toks"]
         if room <= 0:
             raise GenerationError(
-                f"{settings['max_gen_toks']} new tokens leave no room for a prompt in a context of {self.max_length}"
+                f"the task asks for {settings['max_gen_toks']} new tokens, which leave no room for a prompt in a "
+                f"context of {self.max_length}. Evaluate members with a longer context, or another task"
             )
         end = self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)
         stops = tuple(stop for stop in (*settings["until"], end) if stop)
