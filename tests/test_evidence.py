@@ -57,7 +57,7 @@ def test_is_eq_2_where_at_most_one_expert_differs(experts, vocabulary, spread, s
     eq2 = product(logp)
     # an idle expert's noise moves Eq. 2 by 2·noise a member at most, in log-probability; a divergence below float32's
     # resolution cannot be told from none, and is worth √(resolution / 2) at most
-    assert total_variation(rule, eq2) <= 4 * NOISE * experts * (noise > 0) + 3e-4
+    assert total_variation(rule, eq2) <= 4 * NOISE * experts * (noise > 0) + 5e-4
     if noise == 0:
         differs = (eq2.exp() - logp[0].exp()).abs().sum(-1) > 0.01
         torch.testing.assert_close(rule[differs], eq2[differs], atol=2e-4, rtol=1e-4)

@@ -28,7 +28,8 @@ def test_is_eq_2_where_at_most_one_expert_differs(name, experts, vocabulary, spr
     logits[1:] += (torch.rand(logits[1:].shape, generator=generator) * 2 - 1) * noise
     logp = logits.log_softmax(-1)
     difference = GATES[name](logp).exp() - product(logp).exp()
-    assert difference.abs().sum(-1).max() / 2 <= 4 * noise * experts + 1e-4
+    # a divergence below float32's resolution cannot be told from none, and is worth √(resolution / 2) at most
+    assert difference.abs().sum(-1).max() / 2 <= 4 * noise * experts + 5e-4
 
 
 @pytest.mark.parametrize("name", sorted(GATES))
