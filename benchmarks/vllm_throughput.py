@@ -44,14 +44,17 @@ REQUESTS, NEW, ROUNDS = 32, 48, 3
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
-def prompts() -> list[list[int]]:
-    """Of 16 to 128 tokens."""
-    generator = torch.Generator().manual_seed(0)
+Prompts = list[list[int]]
+
+
+def prompts(number: int) -> Prompts:
+    """Of 16 to 128 tokens, others in every round: what an engine remembers of a prompt must not help it."""
+    generator = torch.Generator().manual_seed(number)
     lengths = torch.randint(16, 129, (REQUESTS,), generator=generator).tolist()
     return [torch.randint(3, CONFIG.vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def with_vllm(folder: Path, asked: list[list[int]]) -> Callable[[], int]:
+def with_vllm(folder: Path) -> Callable[[Prompts], int]:
     from vllm import LLM, SamplingParams
 
     compiled = os.environ.get("TORCHDYNAMO_DISABLE") != "1"
@@ -60,22 +63,25 @@ def with_vllm(folder: Path, asked: list[list[int]]) -> Callable[[], int]:
         enable_prefix_caching=False, skip_tokenizer_init=True,
     )  # fmt: skip
     sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
-    wanted: Any = [{"prompt_token_ids": row} for row in asked]
-    return lambda: sum(len(each.outputs[0].token_ids) for each in llm.generate(wanted, sampling, use_tqdm=False))
+
+    def run(asked: Prompts) -> int:
+        wanted: Any = [{"prompt_token_ids": row} for row in asked]
+        return sum(len(each.outputs[0].token_ids) for each in llm.generate(wanted, sampling, use_tqdm=False))
+
+    return run
 
 
-def with_our_engine(model: Any, asked: list[list[int]]) -> Callable[[], int]:
+def with_our_engine(model: Any) -> Callable[[Prompts], int]:
     engine = Engine(model, slots=REQUESTS, context=256)
     sampling = Sampling(max_new_tokens=NEW, ignore_end=True)
-    return lambda: sum(len(request.tokens) for request in engine.generate(asked, sampling))
+    return lambda asked: sum(len(request.tokens) for request in engine.generate(asked, sampling))
 
 
-def with_transformers(model: Any, asked: list[list[int]]) -> Callable[[], int]:
-    longest = max(map(len, asked))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in asked])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in asked])
-
-    def run() -> int:
+def with_transformers(model: Any) -> Callable[[Prompts], int]:
+    def run(asked: Prompts) -> int:
+        longest = max(map(len, asked))
+        ids = torch.tensor([[0] * (longest - len(row)) + row for row in asked])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in asked])
         written = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
         return written[:, longest:].numel()
 
@@ -91,17 +97,17 @@ def measure(rule: str, folder: Path) -> dict[str, float]:
             LlamaForCausalLM(CONFIG).save_pretrained(path)
     model = tessellm.compose(str(members["base"]), {name: str(members[name]) for name in ("one", "two")}, rule=rule)
     model.save_pretrained(folder / rule)
-    asked = prompts()
     ways = {
-        "vllm": with_vllm(folder / rule, asked),
-        "engine": with_our_engine(model, asked),
-        "transformers": with_transformers(model, asked),
+        "vllm": with_vllm(folder / rule),
+        "engine": with_our_engine(model),
+        "transformers": with_transformers(model),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(ROUNDS + 1):
+        asked = prompts(number)
         for name, run in ways.items():
             start = time.perf_counter()
-            tokens = run()
+            tokens = run(asked)
             if number:  # the first round warms up
                 rates[name].append(tokens / (time.perf_counter() - start))
     return {name: statistics.median(found) for name, found in rates.items()}
