@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .certificate import Certificate
 from .interference import Interference, Pair
-from .rates import Rate
+from .rates import Rate, percent
 
 WORTH_SAYING = 0.01  # share of tokens
 IDLE = 0.001
@@ -62,8 +62,8 @@ def about_certainty(predicted: Rate, loss: float) -> list[Advice]:
     if predicted.value >= LIKELY_RIGHT:
         return []
     text = (
-        f"Only {predicted} of these texts are predicted right; composing costs {loss:.1%}, the rest is the members' "
-        "own uncertainty. Look at the texts: if they are wrong, an expert is too weak, or its weight is."
+        f"Only {predicted} of these texts are predicted right; composing costs {percent(loss)}, the rest is the "
+        "members' own uncertainty. Look at the texts: if they are wrong, an expert is too weak, or its weight is."
     )
     return [Advice("unsure", text)]
 
