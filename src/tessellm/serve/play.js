@@ -293,8 +293,7 @@ function tryToBegin() {
 
 byId("controls").addEventListener("submit", (event) => { event.preventDefault(); state.model ? generate() : tryToBegin(); });
 byId("controls").addEventListener("change", (event) => {
-  if (event.target.id === "key") tryToBegin();
-  else if (state.ran && event.target.id !== "prompt") generate();
+  if (state.ran && !["prompt", "key"].includes(event.target.id)) generate();
 });
 byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("controls").requestSubmit(); }
