@@ -38,7 +38,7 @@ KINDS = (
 MEMBERS_FILE = "trig-members.safetensors"
 EXACT_PROBLEMS = 30
 PROBLEMS = {"cpu": 20, "full": 200}  # for trained members
-TRAINING = {"full": Training(3, 300_000, 128, (20_000, 8_000), (2e-3, 1e-3), (140.0, 90.0))}
+TRAINING = {"full": Training(3, 300_000, 128, (20_000, 8_000), (2e-3, 1e-3), (200.0, 140.0))}
 
 
 @dataclass(frozen=True)
