@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.serve.choices import Written
 from tessellm.serve.refusals import Refusal
@@ -49,7 +50,7 @@ def slowed(engine: Engine, seconds: float) -> Engine:
 
 
 def asked(engine: Engine, text: list[int], new: int) -> Any:
-    return engine.prepare(text, Sampling(new, ignore_end=True))
+    return engine.checked(Request(text, Sampling(new, ignore_end=True)))
 
 
 async def whole(job: Job) -> tuple[list[int], str]:

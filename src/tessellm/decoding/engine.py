@@ -98,37 +98,26 @@ class Engine:
         watcher: Watcher | None = None,
     ) -> Request:
         """Put a request into the queue: of the composition, or of another voice of its members."""
-        request = self.prepare(prompt, sampling, voice, watcher)
+        request = self.checked(Request(list(prompt), sampling or Sampling(), voice, watcher))
         self.waiting.append(request)
         return request
 
-    def prepare(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling | None = None,
-        voice: Voice | None = None,
-        watcher: Watcher | None = None,
-    ) -> Request:
-        """A request that can be fulfilled, for `waiting`; changes nothing, so any thread may call it."""
-        request = self._checked(prompt, sampling or Sampling())
-        self._check_special(voice, watcher)
-        request.voice, request.watcher = voice, watcher
-        return request
-
-    def _checked(self, prompt: Sequence[int], sampling: Sampling) -> Request:
-        tokens, size = list(prompt), self.model.config.vocab_size
+    def checked(self, request: Request) -> Request:
+        """The same request, if it can be fulfilled, for `waiting`; changes nothing, so any thread may call it."""
+        tokens, new, size = request.prompt, request.sampling.max_new_tokens, self.model.config.vocab_size
         if not tokens:
             raise PromptError("the prompt is empty: expected at least one token id")
         if not all(0 <= token < size for token in tokens):
             raise PromptError(
                 f"expected token ids from 0 to {size - 1}; got {next(t for t in tokens if not 0 <= t < size)}"
             )
-        if len(tokens) + sampling.max_new_tokens > self.context:
+        if len(tokens) + new > self.context:
             raise PromptError(
-                f"the prompt has {len(tokens)} tokens and up to {sampling.max_new_tokens} more were asked for, but a "
-                f"slot holds {self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
+                f"the prompt has {len(tokens)} tokens and up to {new} more were asked for, but a slot holds "
+                f"{self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
             )
-        return Request(tokens, sampling)
+        self._check_special(request.voice, request.watcher)
+        return request
 
     def _check_special(self, voice: Voice | None, watcher: Watcher | None) -> None:
         if self.speculator and (voice or watcher):
@@ -168,7 +157,8 @@ class Engine:
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(each) != len(prompts):
             raise GenerationError(f"expected one Sampling, or one for each of {len(prompts)} prompts; got {len(each)}")
-        requests = [self._checked(prompt, asked or Sampling()) for prompt, asked in zip(prompts, each, strict=True)]
+        asked = zip(prompts, each, strict=True)
+        requests = [self.checked(Request(list(prompt), sampled or Sampling())) for prompt, sampled in asked]
         self.waiting.extend(requests)
         while not all(request.done for request in requests):
             self.step()

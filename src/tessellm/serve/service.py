@@ -113,13 +113,13 @@ class Service:
         seed = secrets.randbits(38) if asked.seed is None else asked.seed
         watcher = speaker.trace if reply.trace else top if reply.top else None
         requests: list[Request] = []
-        for row in rows:
+        for row in rows:  # one list for all choices of a prompt
             room = self.engine.context - len(row)
             if wanted is not None and wanted > room:
                 raise self.prompts.too_long(len(row), wanted, param)
             for _ in range(asked.n or 1):
                 sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
-                requests.append(self._prepared(row, sampling, speaker, watcher))
+                requests.append(self._checked(Request(row, sampling, speaker.voice, watcher)))
         jobs = self.scheduler.submit(requests, self.settings.seconds)
         if self.settings.log_prompts:
             log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row in rows])
@@ -129,13 +129,11 @@ class Service:
         ]
         return Running(asked, reply, choices)
 
-    def _prepared(self, row: list[int], sampling: Sampling, speaker: Speaker, watcher: Any) -> Request:
+    def _checked(self, request: Request) -> Request:
         try:
-            request = self.engine.prepare(row, sampling, speaker.voice, watcher)
+            return self.engine.checked(request)
         except (PromptError, GenerationError) as error:
             raise bad(str(error)) from error
-        request.prompt = row  # one list for all choices of a prompt
-        return request
 
     async def whole(self, running: Running) -> Answer:
         """The answer, when all of it is there."""
