@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from errno import EISDIR
 from pathlib import Path
 from threading import get_ident
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -66,25 +67,41 @@ def check_file(path: Path) -> None:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}. Choose another place") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step; a device or a pipe, which cannot be replaced, as it is."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when all went well and vanishes otherwise; a device or a pipe, which
+    cannot be replaced, is written to as it is."""
     scratch = None
     try:
         if _is_device(path):
-            path.write_text(text, encoding="utf-8")
+            yield path
             return
         target = Path(os.path.realpath(path))  # a link stays
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
         scratch = _scratch(target)
-        scratch.write_text(text, encoding="utf-8")
+        yield scratch
         scratch.replace(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} could not be written: {_reason(error)}") from error
     finally:
         if scratch is not None:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    with new_file(path) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+def write_figure(figure: Any, path: Path, **options: Any) -> None:
+    """A matplotlib figure, in the format that the name ends with; without the version that drew it, so that the same
+    picture is the same file."""
+    kind = path.suffix.removeprefix(".").lower()
+    with new_file(path) as file:
+        figure.savefig(file, format=kind, metadata={"Software": None} if kind == "png" else None, **options)
 
 
 def _is_device(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import require
+from ..files import write_figure
 from .development import Choice
 from .intervals import Difference, Interval, bootstrap, compare
 from .protocol import Outcome
@@ -180,4 +181,4 @@ def draw(table: Table, path: Path) -> None:
     axes.set_xticks(range(len(table.cells)), [NAMES.get(task, task) for task in table.cells])
     axes.set_ylabel("right (%)")
     axes.legend(fontsize="small", frameon=False)
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path, dpi=150)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, require
+from ..files import write_figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 INK, FAINT = "#22262E", "#9AA0AA"
@@ -50,6 +51,5 @@ def caption(ax: Any, title: str, x: str, y: str) -> None:
 
 def save(figure: Any, out: Path, name: str) -> str:
     """NAME.png in `out`; the file's name is what a result lists."""
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / f"{name}.png", metadata={"Software": None})
+    write_figure(figure, out / f"{name}.png")
     return f"{name}.png"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError, require
+from ...files import write_figure
 
 AXES = {"experts": "experts", "batch": "sequences at once", "prompt": "context (tokens)"}
 LINES = {
@@ -52,4 +53,4 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         if axis != "experts":
             axes.set_xscale("log", base=2)
         axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
+    write_figure(figure, path, dpi=150)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...files import write_figure
 from ..panels import blank
 from .letters import END_OF_PROMPT
 
@@ -49,7 +50,7 @@ def save_figure(
     _band(axes, y, columns)
     _row(axes, y, "composed", composed, owners(kl_KT), end=True, weight="bold")
     _strips(axes, y + 1.5, list(experts), kl_KT)
-    figure.savefig(path)
+    write_figure(figure, path)
 
 
 def owners(kl_KT: Sequence[Sequence[float]]) -> list[str | None]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...diagnose.score import chance_right
+from ...files import write_figure
 from ..claims import Claim, Result
 from . import letters, skills, trig
 from .compositions import Judged
@@ -147,4 +148,4 @@ def draw(content: dict[str, Any], out: Path) -> None:
     right.set_title(f"Naive: {by_id['naive']:.2f}", fontsize=10)
     left.legend(fontsize=7)
     figure.suptitle(f"{len(rows)} compositions ({content['hardware']}; seed {content['seed']})", fontsize=9)
-    figure.savefig(out / "prediction.png", dpi=120)
+    write_figure(figure, out / "prediction.png", dpi=120)
