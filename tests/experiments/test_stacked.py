@@ -37,3 +37,13 @@ def test_training_together_is_training_alone():
     alone = train(select(start, [1]), SHAPE, lambda: (inputs[1:], targets[1:], mask[1:]), steps=5, lr=1e-3)
     for name, value in alone.items():
         torch.testing.assert_close(together[name][1], value[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_single_step_has_the_full_rate():
+    start = initialise(SHAPE, 1, torch.Generator().manual_seed(0))
+    text = torch.randint(13, (1, 4, 10), generator=torch.Generator().manual_seed(2))
+    batch = text[..., :-1], text[..., 1:], torch.ones(1, 4, 9)
+    once = train(start, SHAPE, lambda: batch, steps=1, lr=1e-3)
+    constant = train(start, SHAPE, lambda: batch, steps=1, lr=1e-3, constant=True)
+    assert not torch.equal(once["head"], start["head"])
+    assert all(torch.equal(once[name], constant[name]) for name in start)

@@ -142,7 +142,7 @@ def train(
     warmup, began, gone = max(1, steps // 20), time.monotonic(), 0.0
 
     def schedule(step: int) -> float:
-        left = min(steps - step, (1 - gone) * steps) / (steps - warmup)
+        left = min(steps - step, (1 - gone) * steps) / max(1, steps - warmup)
         return 1.0 if constant else min((step + 1) / warmup, max(0.0, left))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, schedule)
