@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import evalplus.evaluate  # noqa: F401
@@ -25,8 +26,10 @@ from tessellm.evaluate import evaluation, harness, tasks  # noqa: F401
 
 def work(folder: Path) -> int:
     """How much is written: files, and lines of journals."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return len(files) + sum(path.read_bytes().count(b"\n") for path in files if path.suffix == ".jsonl")
+    while True:
+        with suppress(FileNotFoundError):  # a folder that is renamed while it is listed
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            return len(files) + sum(path.read_bytes().count(b"\n") for path in files if path.suffix == ".jsonl")
 
 
 def start(arguments: list[str]) -> int:
