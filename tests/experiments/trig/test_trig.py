@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessellm.errors import CheckpointError
 from tessellm.experiments.stacked import Shape
 from tessellm.experiments.trig import experiment as trig
 from tessellm.experiments.trig import members as trig_members
@@ -293,6 +294,10 @@ def test_members_are_kept_as_they_were(tiny, tmp_path):
     stored, about = trig_members.load(tmp_path / "kept.safetensors")
     assert about == {"seed": 1}
     assert all(torch.equal(stored[name], second[name]) for name in second)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="could not be written"):
+        trig_members.save(second, tmp_path / "folder", {"seed": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "kept.safetensors"]
 
 
 @pytest.mark.skipif(not trig_members.KEPT.is_file(), reason="no trained members are kept")

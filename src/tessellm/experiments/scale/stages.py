@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ...files import write_text
+from ...files import new_file, write_text
 from .measure import held_out_scores, measure
 from .training import Stack, Trainer
 
@@ -83,9 +83,8 @@ def _store(trainer: Trainer, curve: list[dict[str, Any]], folder: Path) -> None:
     name = trainer.stack.name
     for run in range(len(trainer.stack.runs)):
         kept = {key: value[run].detach().half().cpu().contiguous() for key, value in trainer.params.items()}
-        scratch = folder / f".{name}.{run}.tmp"
-        save_file(kept, scratch)
-        scratch.replace(folder / f"{name}.{run}.safetensors")
+        with new_file(folder / f"{name}.{run}.safetensors") as file:
+            save_file(kept, file)
     state = {"stack": str(trainer.stack), "step": trainer.steps, "curve": curve}
     write_text(folder / f"{name}.state.json", json.dumps(state) + "\n")
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...files import new_file
 from ..stacked import Params, Shape, initialise, select, train
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
@@ -165,10 +166,9 @@ def save(members: Params, path: Path, about: dict[str, Any]) -> None:
     """One seed's members in half precision, which `train_members` has rounded them to, and how they were made."""
     from safetensors.torch import save_file
 
-    scratch = path.with_name(f".{path.name}.tmp")
     metadata = {"shape": json.dumps(asdict(SHAPE)), "about": json.dumps(about)}
-    save_file({name: p.bfloat16().cpu().contiguous() for name, p in members.items()}, scratch, metadata)
-    scratch.replace(path)
+    with new_file(path) as file:
+        save_file({name: p.bfloat16().cpu().contiguous() for name, p in members.items()}, file, metadata)
 
 
 def load(path: Path) -> tuple[Params, dict[str, Any]]:
