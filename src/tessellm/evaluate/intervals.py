@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from ..theory.sampled import AT_ONCE
+from ..theory.sampled import bootstrap as resampled
 
 DRAWS = 10_000
 SEED = 0
@@ -35,15 +39,8 @@ def bootstrap(scores: Sequence[float], least: float = 0.0, most: float = 1.0) ->
     if (values == values[0]).all():
         mean, open_share = float(values[0]), 1 - 0.025 ** (1 / len(values))
         return Interval(mean, mean - open_share * (mean - least), mean + open_share * (most - mean))
-    generator = np.random.default_rng(SEED)
-    means = np.concatenate(
-        [
-            generator.choice(values, (some, len(values))).mean(1)
-            for some in _portions(DRAWS, most=max(1, 4_000_000 // len(values)))
-        ]
-    )
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(values.mean()), float(low), float(high))
+    values_B = torch.from_numpy(values)
+    return Interval(float(values.mean()), *resampled(values_B, torch.ones_like(values_B), 0.95, SEED, DRAWS))
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -68,11 +65,8 @@ def sign_flip_test(differences: np.ndarray) -> float:
         return min(1.0, float(2 * tail / 2**n))
     generator = np.random.default_rng(SEED)
     wanted, extreme = abs(moved.sum()) - 1e-12, 0
-    for some in _portions(DRAWS, most=max(1, 4_000_000 // len(moved))):
-        signs = generator.integers(0, 2, (some, len(moved))) * 2 - 1
+    at_once = max(1, AT_ONCE // len(moved))
+    for start in range(0, DRAWS, at_once):
+        signs = generator.integers(0, 2, (min(at_once, DRAWS - start), len(moved))) * 2 - 1
         extreme += int((np.abs(signs @ moved) >= wanted).sum())
     return (extreme + 1) / (DRAWS + 1)
-
-
-def _portions(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]

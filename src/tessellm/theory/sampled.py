@@ -24,6 +24,7 @@ from .definitions import second_largest
 
 MEASURES = ("nats", "total variation")
 BATCH = 16
+AT_ONCE = 4_000_000  # numbers drawn at once
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,13 @@ def bootstrap(
     sum_B: Tensor, count_B: Tensor, confidence: float, seed: int, resamples: int = 2000
 ) -> tuple[float, float]:
     """A percentile interval for Σ sum / Σ count, over texts: tokens of one text are not independent."""
-    texts = len(sum_B)
-    draws_RB = torch.randint(texts, (resamples, texts), generator=torch.Generator().manual_seed(seed))
-    means_R = sum_B[draws_RB].sum(1) / count_B[draws_RB].sum(1).clamp_min(1)
-    tail = (1 - confidence) / 2
+    texts, generator = len(sum_B), torch.Generator().manual_seed(seed)
+    at_once = max(1, AT_ONCE // texts)
+    means = []
+    for start in range(0, resamples, at_once):
+        draws_RB = torch.randint(texts, (min(at_once, resamples - start), texts), generator=generator)
+        means.append(sum_B[draws_RB].sum(1) / count_B[draws_RB].sum(1).clamp_min(1))
+    means_R, tail = torch.cat(means), (1 - confidence) / 2
     low, high = means_R.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return low, high
 
