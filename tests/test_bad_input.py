@@ -142,7 +142,19 @@ BAD: dict[str, Case] = {
         prompts('{"text": "a"}'), "generate done --file p.jsonl", ('p.jsonl, line 1: expected {"prompt": "…"}',)
     ),
     "prompts not a list": Case(prompts("{}", "p.json"), "generate done --file p.json", ("expected a list; got dict",)),
-    "prompts not text": Case(prompts(b"\xff\xfe", "p.txt"), "generate done --file p.txt", ("it is not UTF-8 text",)),
+    "prompts not text": Case(prompts(b"\xff\xf0", "p.txt"), "generate done --file p.txt", ("it is not UTF-8 text",)),
+    "prompts in UTF-16": Case(
+        prompts('"ab"\n"cd"'.encode("utf-16")), "diagnose done p.jsonl", ("it is UTF-16 text. Save it as UTF-8",)
+    ),
+    "prompts in UTF-16 without its mark": Case(
+        prompts("ab\ncd".encode("utf-16-le"), "p.txt"), "tune done p.txt", ("it is UTF-16 text",)
+    ),
+    "a file without prompts": Case(prompts("\n", "p.txt"), "generate done --file p.txt", ("p.txt holds no prompts",)),
+    "a file without texts": Case(prompts("\n", "dev.txt"), "tune done dev.txt", ("dev.txt holds no texts",)),
+    "a weight past what float32 holds": Case(
+        recipe("base: ./base\nexperts: {math: {source: ./math, weight: 1e30}}"), COMPOSE, ("within ±1,000,000; got 1e",)
+    ),
+    "an experiment of no size": Case(nothing, "reproduce neurons -o new --size huge", ("unknown size 'huge'",)),
     "no chat template": Case(
         lambda folder: (folder / "done" / "chat_template.jinja").unlink(),
         "generate done hi --chat",

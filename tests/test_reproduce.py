@@ -64,6 +64,11 @@ def test_wrong_names_and_sizes_are_refused(cli, tmp_path):
     assert cli("reproduce").code == 2
     assert cli("reproduce", "letters", "--all").code == 2
     assert "expected one of cpu, full" in cli("reproduce", "letters", "--size", "huge").err
+    for command in ("reproduce letters", "demo", "tune m d", "evaluate m --tasks t -o o", "generate m p", "probe m d"):
+        for seed in ("-1", str(2**32)):  # torch would draw what it draws for another seed
+            refused = cli(*command.split(), "--seed", seed)
+            assert refused.code == 2
+            assert "Invalid value for '--seed'" in refused.err
     listed = cli("reproduce", "--list")
     assert listed.code == 0
     assert all(name in listed.out for name in registry.EXPERIMENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +15,6 @@ from .continuations import Request, Streamer, by_engine, by_reference, engine_fo
 from .decoding.speculation import Speculation
 from .errors import EngineError, PromptError
 from .model import ComposedForCausalLM
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
     if file is not None:
         found += read_texts(file, "prompt")
     if not found:
+        if file is not None:
+            raise PromptError(f"{file} holds no prompts. Expected one a line")
         raise PromptError("no prompt was given. Expected prompts as arguments, or --file with one a line")
     return found
 
@@ -54,10 +55,13 @@ def read_texts(path: Path, key: str) -> list[str]:
 
 def read_examples(path: Path) -> list[tuple[str, str]]:
     """Pairs of a prompt, which may be empty, and the text that should follow it."""
-    return [
+    found = [
         (_text_of(entry, "prompt", where) if isinstance(entry, dict) and "prompt" in entry else "", text)
         for (where, entry), text in zip(_entries(path), read_texts(path, "text"), strict=True)
     ]
+    if not found:
+        raise PromptError(f"{path} holds no texts. Expected one a line")
+    return found
 
 
 def _entries(path: Path) -> list[tuple[str, Any]]:
@@ -70,9 +74,11 @@ def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[
     name says which kind of file it is, unless `suffix` does."""
     suffix = path.suffix if suffix is None else suffix
     try:
-        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+        content = path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}") from error
+    if _is_utf16(content):
+        raise PromptError(f"{path} cannot be read: it is UTF-16 text. Save it as UTF-8")
     if suffix == ".json":
         found = _parse(_decoded(content, str(path)), str(path))
         if not isinstance(found, list):
@@ -81,6 +87,12 @@ def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     read = _parsed_line if suffix == ".jsonl" else _decoded
     return [(where, partial(read, line.removesuffix(b"\r"), where)) for where, line in lines]
+
+
+def _is_utf16(content: bytes) -> bool:
+    """By its mark, or by what English looks like in it: every other byte is zero."""
+    start = content[:4096]
+    return start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or start.count(0) > len(start) // 4
 
 
 def _same(entry: Any) -> Any:

@@ -55,7 +55,7 @@ class MemberSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.weight, bool) or not isinstance(self.weight, Real) or not abs(self.weight) <= LARGEST_WEIGHT:
-            raise MemberError(f"a weight must be a finite number; got {self.weight!r}")
+            raise MemberError(f"a weight must be a number within ±{LARGEST_WEIGHT:,.0f}; got {self.weight!r}")
         if isinstance(self.dtype, str) and self.dtype != "auto":
             dtype_of(self.dtype)
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:

@@ -89,7 +89,8 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
         given = next(each for each in (own_weights, weights, self.config.weights) if each is not None)
         numbers = [float(weight) for weight in given]
         if len(numbers) != len(self.members) - 1 or not all(abs(number) <= LARGEST_WEIGHT for number in numbers):
-            raise MemberError(f"expected {len(self.members) - 1} finite weights, one an expert; got {numbers}")
+            count, most = len(self.members) - 1, f"{LARGEST_WEIGHT:,.0f}"
+            raise MemberError(f"expected {count} weights within ±{most}, one an expert; got {numbers}")
         if termination is None:
             termination = self.config.termination if rule is None else default_termination(plain.name)
         ends = [member.get("end_ids", ()) for member in self.config.members]

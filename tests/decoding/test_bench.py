@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import tessellm
 from tessellm.decoding.bench.loops import Loop
 from tessellm.decoding.bench.measure import Case, bandwidth, bytes_a_step, measure
 from tessellm.decoding.bench.models import first_experts, random_composition
@@ -16,6 +17,7 @@ from tessellm.decoding.bench.plan import cases
 from tessellm.decoding.groups import plan
 from tessellm.errors import EngineError
 
+from conftest import build_model, save_member
 from decoding_cases import composition, prompts
 
 
@@ -33,6 +35,23 @@ def test_the_loops_are_the_composition_that_they_are_compared_with(kind: str, tm
     padded = Loop(model, rows, to_cpu=False)
     steps = [padded.step() for _ in range(8)]
     assert [list(column) for column in zip(*steps, strict=True)] == written
+
+
+@torch.no_grad()
+def test_the_loops_know_members_whose_tables_differ(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    base, longer = build_model("llama", 0), build_model("llama", 1, vocab_size=72)
+    folders = [save_member(model, tmp_path / str(n), tiny_tokenizer) for n, model in enumerate((base, longer))]
+    model = tessellm.compose(folders[0], {"longer": folders[1]}, rule="product")
+    row = prompts(1, 9)[0]
+    loop = Loop(model, [row], to_cpu=True)
+    written = [loop.step()[0] for _ in range(8)]
+    assert model(torch.tensor([row + written])).logits[0, len(row) - 1 : -1].argmax(-1).tolist() == written
+
+
+def test_a_vocabulary_of_one_token_is_measured() -> None:
+    one = {"vocab_size": 1, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    model = tessellm.compose(build_model("llama", 0, **one), {"other": build_model("llama", 1, **one)})
+    assert measure(model, Case(1, prompt=4), 4, 1, 1e9, compiled=False, loops=True)["tokens_a_second"] > 0
 
 
 def test_a_step_reads_shared_weights_once() -> None:

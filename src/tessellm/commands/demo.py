@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from .shared import JsonPath, out, write_json
+from .shared import JsonPath, Seed, out, write_json
 
 
 def demo(
     directory: Annotated[Path, typer.Option("--out", "-o", help="Where to put what it makes.")] = Path("demo"),
-    seed: int = 0,
+    seed: Seed = 0,
     json_path: JsonPath = None,
 ) -> None:
     """Make small experts, compose them, show the result, a picture and a report. Example: tessellm demo -o demo"""

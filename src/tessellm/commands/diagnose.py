@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, out, writable, write_json
+from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, writable, write_json
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
@@ -27,7 +27,7 @@ def diagnose(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How much is written after a prompt.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    seed: Seed = 0,
     skip_malformed: Annotated[bool, typer.Option(help="Leave out entries that are malformed or too long.")] = False,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
     device: Device = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from .shared import Device, Dtype, JsonPath, err, load, numbers, out, words, write_json
+from .shared import SEEDS, Device, Dtype, JsonPath, err, load, numbers, out, words, write_json
 
 
 def evaluate(
@@ -28,7 +28,7 @@ def evaluate(
     develop: Annotated[
         int | None, typer.Option(min=1, help="Problems a task for choosing, kept out of the table; 50 with --merges.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which problems those are; what the merge dare leaves out.")] = 0,
+    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems those are; what the merge dare leaves out.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8,

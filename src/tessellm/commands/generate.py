@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from .shared import Device, Dtype, JsonPath, ModelPath, err, load, out, write_json
+from .shared import Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, write_json
 
 if TYPE_CHECKING:
     from ..continuations import Request
@@ -30,7 +30,7 @@ def generate(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
     trace: Annotated[bool, typer.Option(help="Show which member owns each token; by the reference.")] = False,

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .shared import NARROW, Device, Dtype, JsonPath, err, out, write_json
+from .shared import NARROW, Device, Dtype, JsonPath, Seed, err, out, write_json
 
 if TYPE_CHECKING:
     from ..diagnose.probe import Decodability
@@ -31,7 +31,7 @@ def probe(
     folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
     random_weights: Annotated[bool, typer.Option(help="Also probe the architecture with random weights.")] = True,
     skip_malformed: Annotated[bool, typer.Option(help="Leave out lines that are malformed or too long.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+    seed: Seed = 0,
     batch_size: Annotated[int, typer.Option(min=1)] = 16,
     device: Device = None,
     dtype: Dtype = None,

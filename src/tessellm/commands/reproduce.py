@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from .shared import JsonPath, err, out, writable, write_json
+from .shared import JsonPath, Seed, err, out, writable, write_json
 
 MARKS = {True: "holds", False: "does not hold", None: "measured"}
 
@@ -19,20 +19,21 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment; --list names them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run those marked in --list and write one page.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
-    seed: int = 0,
+    seed: Seed = 0,
     directory: Annotated[Path, typer.Option("--out", "-o", help="Where results go.")] = Path("reproduced"),
     size: Annotated[str, typer.Option(help="cpu: minutes on two cores; full: one GPU.")] = "cpu",
     json_path: JsonPath = None,
 ) -> None:
     """Run an experiment; exits with 1 if a claim does not hold. Example: tessellm reproduce letters"""
     from ..experiments.page import write_page
-    from ..experiments.registry import EXPERIMENTS, chosen, run_experiment
+    from ..experiments.registry import EXPERIMENTS, check_size, chosen, run_experiment
 
     if listing:
         for known, experiment in EXPERIMENTS.items():
             out.print(f"{known:<16} {'--all' if experiment.paper else '':<6} {experiment.summary}", soft_wrap=True)
         return
     names = chosen(name, everything)
+    check_size(size)
     for each in names:
         writable(directory / f"{each}.json")
     results = []

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, err, load, numbers, out, words, write_json
+from .shared import PLAIN, SEEDS, Device, Dtype, JsonPath, ModelPath, err, load, numbers, out, words, write_json
 
 
 def tune(
@@ -31,7 +31,7 @@ def tune(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="With --tasks: problems that are decoded at once.")] = 8,
     engine: Annotated[str, typer.Option(help="With --tasks: auto, or reference for the slow path.")] = "auto",
-    seed: Annotated[int, typer.Option(help="With --tasks: which problems are for development.")] = 0,
+    seed: Annotated[int, typer.Option(**SEEDS, help="With --tasks: which problems are for development.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Save the composition with what was found here.")] = None,
     self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share kept to judge by.")] = 0.25,

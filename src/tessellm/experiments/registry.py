@@ -91,10 +91,14 @@ def chosen(name: str | None, everything: bool) -> list[str]:
     return [each for each, experiment in EXPERIMENTS.items() if experiment.paper] if name is None else [name]
 
 
-def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
+def check_size(size: str) -> None:
     if size not in SIZES:
         raise TessellmError(f"unknown size {size!r}; expected one of {', '.join(SIZES)}")
+
+
+def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
+    check_size(size)
     module: Any = importlib.import_module(f"{__package__}.{EXPERIMENTS[name].module}")
     out.mkdir(parents=True, exist_ok=True)
     with one_thread() if size == "cpu" else nullcontext():

@@ -50,8 +50,10 @@ class Loop:
         if self.padded:
             position_BT = (self.mask_BT.cumsum(1) - 1).clamp_min(0)
             given = {"attention_mask": self.mask_BT, "position_ids": position_BT[:, -self.token_BT.shape[1] :]}
-        output = self.model.member(name)(self.token_BT, past_key_values=cache, logits_to_keep=1, **given)
-        logp_BV = output.logits[:, -1].float().log_softmax(-1)
+        alignment = self.model.alignments[name]
+        own_BT = alignment.to_member(self.token_BT)
+        output = self.model.member(name)(own_BT, past_key_values=cache, logits_to_keep=1, **given)
+        logp_BV = alignment.to_composed(output.logits[:, -1]).float().log_softmax(-1)
         return logp_BV.cpu() if self.to_cpu else logp_BV
 
 

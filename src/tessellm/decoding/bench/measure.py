@@ -65,8 +65,9 @@ def bytes_a_step(model: ComposedForCausalLM) -> int:
 
 
 def random_prompts(model: ComposedForCausalLM, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, model.config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+    generator, size = torch.Generator().manual_seed(seed), model.config.vocab_size
+    first = 3 if size > 3 else 0  # ids before are mostly special tokens
+    return [torch.randint(first, size, (n,), generator=generator).tolist() for n in lengths]
 
 
 def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tuple[float, float]:
