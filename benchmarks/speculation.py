@@ -1,7 +1,8 @@
 """What speculation brings on trained members: the same engine with and without it, in turns, on the same prompts.
 
 The demo's letter models, with longer strings: a base that copies its prompt and experts that each replace a letter. On
-a GPU they are larger (8 layers, 512 wide), since there a step of small ones takes no longer than asking for it.
+a GPU they are larger and the strings longer, since there a step of small ones takes no longer than asking for it, and
+reading a prompt as long as many steps.
 Greedy tokens must be identical at every batch size; sampled ones too, for the same seeds. On a CPU with one thread:
 
     python benchmarks/speculation.py [--device cuda] [--rounds 3] [--members FOLDER]
@@ -41,7 +42,7 @@ from tessellm.experiments.demo.letters import (
 )
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
-LARGE = replace(SETTINGS, width=512, layers=8, heads=8, base_steps=3000, base_rate=1e-3, expert_rate=3e-4)  # for a GPU
+LARGE = LetterSettings(48, 768, 4, 12, base_steps=2500, base_rate=6e-4, expert_rate=3e-4)  # for a GPU
 REPLACED = {"A": "K", "M": "B", "T": "X"}  # by one expert each
 BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
 DRAFTS = ("lookup", "member:base")
@@ -60,11 +61,18 @@ def composition(
 ) -> tuple[Any, list[list[int]]]:
     """The trained members, composed, and prompts for them."""
     base, experts = trained(seed, settings, folder, device)
-    return tessellm.compose(base, experts, rule=rule).to(device), encoded(strings(seed))
+    return tessellm.compose(base, experts, rule=rule).to(device), encoded(strings(seed, settings))
 
 
-def strings(seed: int) -> list[str]:
-    return sample_strings(max(BATCHES.values()), seed + 1, min_length=16, max_length=SETTINGS.max_length)
+def strings(seed: int, settings: LetterSettings) -> list[str]:
+    """Long ones among those that members were trained on."""
+    longest = settings.max_length
+    return sample_strings(max(BATCHES.values()), seed + 1, min_length=2 * longest // 3, max_length=longest)
+
+
+def room(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that the longest answer takes: a letter for each of its prompt's, and the end."""
+    return max(map(len, prompts)) - 1
 
 
 def encoded(texts: Sequence[str]) -> list[list[int]]:
@@ -112,8 +120,8 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
     """Tokens a second without and with speculation, in turns, and whether the texts are the same."""
     plain = Engine(model, slots=batch)
     drafting = Engine(model, slots=batch, speculation=Speculation(draft))
-    greedy = Sampling(max_new_tokens=SETTINGS.max_length + 1)
-    warm = [Sampling(SETTINGS.max_length + 1, 1.0, seed=seed) for seed in range(len(prompts))]
+    greedy = Sampling(max_new_tokens=room(prompts))
+    warm = [Sampling(room(prompts), 1.0, seed=seed) for seed in range(len(prompts))]
     texts, sampled = ([tokens(e.generate(prompts, how)) for e in (plain, drafting)] for how in (greedy, warm))
     speculator, found = drafting.speculator, []
     assert speculator is not None
@@ -141,13 +149,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    base, experts = trained(given.seed, settings_for(given.device), given.members, given.device)
-    tokenizer, texts = build_tokenizer(), strings(given.seed)
+    settings = settings_for(given.device)
+    base, experts = trained(given.seed, settings, given.members, given.device)
+    tokenizer, texts = build_tokenizer(), strings(given.seed, settings)
     prompts = encoded(texts)
     tables: dict[str, Any] = {}
     for rule in RULES:
         model = tessellm.compose(base, experts, rule=rule).to(given.device)
-        answers = tokens(Engine(model, slots=16).generate(prompts, Sampling(SETTINGS.max_length + 1)))
+        answers = tokens(Engine(model, slots=16).generate(prompts, Sampling(room(prompts))))
         right = accuracy([tokenizer.decode(text).removesuffix(EOS) for text in answers], texts, REPLACED)
         print(f"{rule}: {right:.0%} of the strings are right", flush=True)
         tables[f"{rule}, right strings"] = right
