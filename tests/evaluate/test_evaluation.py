@@ -142,8 +142,41 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe
 def test_a_run_that_was_killed_at_its_first_word_can_begin(tmp_path: Path) -> None:
     (tmp_path / ".run.json.123-456.tmp").write_text("{")
     check_folder(tmp_path, {"plan": {}})
+    journal = tmp_path / "journals" / "base" / "math.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    check_folder(tmp_path, {"plan": {"limit": 1}})  # nothing came of the other
+    assert json.loads((tmp_path / "run.json").read_text()) == {"plan": {"limit": 1}}
+    journal.write_text("{}\n")
     with pytest.raises(CheckpointError, match="holds another evaluation"):
-        check_folder(tmp_path, {"plan": {"limit": 1}})
+        check_folder(tmp_path, {"plan": {}})
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="holds another evaluation"):
+        check_folder(tmp_path, {"plan": {}})
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(CheckpointError, match="holds something else"):
+        check_folder(tmp_path, {"plan": {}})
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"run\.json cannot be read: Is a directory"):
+        check_folder(tmp_path, {"plan": {}})
+
+
+@pytest.mark.usefixtures("short")
+def test_a_journal_of_another_version_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("evaluate", recipe, "--data", DATA, "--limit", 1, "--columns", "base", "-o", tmp_path / "out")
+    assert cli(*arguments, "--tasks", "gsm8k").code == 0
+    journal = tmp_path / "out" / "journals" / "base" / "gsm8k.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"finish_reason"', b'"reason"'))
+    ran = cli(*arguments, "--tasks", "gsm8k")
+    assert ran.code == 2
+    assert "gsm8k.jsonl: an entry lacks 'finish_reason'. It is damaged or another version's" in ran.err
+
+
+def test_weights_that_no_composition_takes_are_refused_first(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    ran = cli("tune", recipe, "--tasks", "gsm8k", "--data", DATA, "--weights", "1,1e30", "-o", tmp_path / "out")
+    assert ran.code == 2
+    assert "--weights: expected numbers within ±1,000,000" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("short")

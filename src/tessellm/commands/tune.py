@@ -116,6 +116,7 @@ def by_score(
     from ..compose import rule_entry
     from ..errors import RecipeError, require
     from ..evaluate.runner import Runner
+    from ..rules import LARGEST_WEIGHT
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import check_folder, identity
@@ -125,6 +126,8 @@ def by_score(
         rule_entry(rule)
     if not settings["values"]:
         raise RecipeError("--weights: expected at least one weight to try")
+    if not all(abs(value) <= LARGEST_WEIGHT for value in settings["values"]):
+        raise RecipeError(f"--weights: expected numbers within ±{LARGEST_WEIGHT:,.0f}; got {settings['values']}")
     composition = load(model, device, dtype)
 
     def tried(trial: Trial) -> None:

@@ -168,17 +168,22 @@ def _merge_columns(
 
 
 def check_folder(folder: Path, what: dict[str, Any]) -> None:
-    """Begin, or go on with the same."""
+    """Begin, or go on with the same. Where another was begun and nothing came of it, begin anew."""
     path = folder / "run.json"
     text = json.dumps(what, indent=2, sort_keys=True) + "\n"
-    if path.exists():
-        if path.read_text(encoding="utf-8") != text:
-            raise CheckpointError(
-                f"{folder} holds another evaluation (see {path}): other models, tasks or data. Choose another folder"
-            )
+    try:
+        begun = path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Choose another folder") from error
+    if begun == text.encode():
         return
-    if folder.is_dir() and any(not entry.name.startswith(f".{path.name}.") for entry in folder.iterdir()):
+    others = [each for each in folder.rglob("*") if each != path and not each.name.startswith(f".{path.name}.")]
+    if begun is None and others:
         raise CheckpointError(f"{folder} exists and holds something else. Choose another name, or remove it")
+    if any(each.is_file() and each.stat().st_size for each in others):
+        raise CheckpointError(
+            f"{folder} holds another evaluation (see {path}): other models, tasks or data. Choose another folder"
+        )
     write_text(path, text)
 
 

@@ -19,12 +19,25 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
+class Entry(dict[str, Any]):
+    """What came of one problem. Asked for what is not there, it says that the journal is not one of today's."""
+
+    def __init__(self, content: dict[str, Any], path: Path | None):
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise CheckpointError(
+            f"{self.path}: an entry lacks {name!r}. It is damaged or another version's; remove the file to start anew"
+        )
+
+
 class Journal:
     """A mapping from keys to entries that outlives the process; without a path, one that does not."""
 
     def __init__(self, path: Path | None = None):
         self.path = path
-        self.entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, Entry] = {}
         if path is None:
             return
         try:
@@ -40,8 +53,8 @@ class Journal:
 
     def _read(self, line: bytes, number: int) -> None:
         try:
-            entry = json.loads(line)
-            self.entries[entry["key"]] = entry
+            content = json.loads(line)
+            self.entries[content["key"]] = Entry(content, self.path)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path}, line {number} is damaged. Remove that line, or the file to start anew"
@@ -50,15 +63,15 @@ class Journal:
     def __contains__(self, key: str) -> bool:
         return key in self.entries
 
-    def __getitem__(self, key: str) -> dict[str, Any]:
+    def __getitem__(self, key: str) -> Entry:
         return self.entries[key]
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def add(self, key: str, **content: Any) -> dict[str, Any]:
+    def add(self, key: str, **content: Any) -> Entry:
         """Note what came of a problem: on the disk first, then here."""
-        entry = {"key": key, **content}
+        entry = Entry({"key": key, **content}, self.path)
         if self.path is not None:
             try:
                 with self.path.open("ab") as file:
