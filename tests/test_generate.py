@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 
-from tessellm.errors import GenerationError
+from tessellm.errors import GenerationError, PromptError
 
+from conftest import build_model
 from test_model import composition, family, random_ids
 
 FAMILIES = [["gpt2"] * 3, ["llama"] * 3, ["gemma2"] * 3, ["qwen2", "gpt2", "llama"]]
@@ -240,3 +241,32 @@ def test_every_way_to_stop_generates_as_it_scores(termination):
     assert torch.equal(run(model, ids), expected)
     logits = model(expected, use_cache=False).logits
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones_like(logits[..., 0]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [(4, {"max_new_tokens": 45}), (4, {"max_length": 49}), (4, {"max_new_tokens": 45, "particles": 2}), (49, {})],
+)
+def test_more_than_the_shortest_context_is_refused_before_any_work(prompt, options):
+    models = [build_model("llama", 0), build_model("llama", 1, max_position_embeddings=48)]
+    model, ids, fed = composition(models), random_ids(1, prompt), []
+    models[0].register_forward_pre_hook(lambda *_: fed.append(1))
+    with pytest.raises(PromptError, match=rf"has {prompt} tokens and up to \d+ more .* is 48\. .*lower max_new_tokens"):
+        model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert not fed
+
+
+def test_the_shortest_context_can_be_filled():
+    model = composition([build_model("llama", 0), build_model("llama", 1, max_position_embeddings=48)])
+    assert run(model, random_ids(1, 4), max_new_tokens=44, min_new_tokens=44).shape == (1, 48)
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_members_that_state_no_context_have_none():
+    model = composition([build_model("llama", 0), build_model("llama", 1)])
+    model.config.max_position_embeddings = 0
+    ids = random_ids(1, 4)
+    options = {"attention_mask": torch.ones_like(ids), "eos_token_id": None, "pad_token_id": 0}
+    assert model.generate(ids, max_new_tokens=200, **options).shape == (1, 204)
+    assert model.generate(ids, **options).shape == (1, 24)  # Hugging Face's default

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .errors import PromptError
+
 
 class ComposedConfig(PreTrainedConfig):
     """What a composition is: its members, their weights, the rule. `members[0]` is the base.
@@ -35,3 +37,11 @@ class ComposedConfig(PreTrainedConfig):
     @property
     def weights(self) -> tuple[float, ...]:
         return tuple(float(member["weight"]) for member in self.members[1:])
+
+    def check_room(self, length: int, new: int, what: str = "the prompt", option: str = "max_new_tokens") -> None:
+        """Refuse a prompt of `length` tokens that leaves no room for `new` ones, before any is written."""
+        if (limit := self.max_position_embeddings) and length + new > limit:
+            raise PromptError(
+                f"{what} has {length} tokens and up to {new} more were asked for, but the shortest context among the "
+                f"members is {limit}. Shorten it, or lower {option}"
+            )

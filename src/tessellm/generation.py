@@ -209,15 +209,10 @@ def fitted(model: ComposedForCausalLM, prompts: Sequence[str], request: Request)
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
-    limit = model.config.max_position_embeddings
     for number, row in enumerate(rows, 1):
         if not row:
             raise PromptError(f"prompt {number} is empty, and the tokenizer adds no beginning-of-text token")
-        if limit and len(row) + new > limit:
-            raise PromptError(
-                f"prompt {number} has {len(row)} tokens and up to {new} more were asked for, but the shortest context "
-                f"among the members is {limit}. Shorten it, or lower --max-new-tokens"
-            )
+        model.config.check_room(len(row), new, f"prompt {number}", "--max-new-tokens")
 
 
 def as_chat(tokenizer: Any, prompt: str) -> str:

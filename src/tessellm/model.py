@@ -253,6 +253,22 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
 
         return generate(self, particles, *args, **kwargs)
 
+    def _prepare_generated_length(  # type: ignore[override]
+        self, generation_config: Any, has_default_max_length: bool, input_ids_length: int, **kwargs: Any
+    ) -> Any:
+        """How many tokens `generate` may write; more than the context holds are refused before the first."""
+        if has_default_max_length and not self.config.max_position_embeddings:  # no limit; read there as one of 0
+            generation_config.max_new_tokens = generation_config.max_new_tokens or generation_config.max_length
+        prepared = GenerationMixin._prepare_generated_length(
+            cast(Any, self),
+            generation_config=generation_config,
+            has_default_max_length=has_default_max_length,
+            input_ids_length=input_ids_length,
+            **kwargs,
+        )
+        self.config.check_room(input_ids_length, max(1, prepared.max_length - input_ids_length))
+        return prepared
+
     def _prepare_cache_for_generation(
         self,
         generation_config: Any,

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .errors import GenerationError, PromptError
+from .errors import GenerationError
 from .model import ComposedForCausalLM
 from .rules import Product, product_scores
 
@@ -210,9 +210,4 @@ def _check(model: ComposedForCausalLM, input_ids: Tensor, particles: int, steps:
         raise GenerationError(
             f"expected particles ≥ 1, max_new_tokens ≥ 1 and 0 ≤ resample_below ≤ 1; got {particles}, {steps}, {below}"
         )
-    limit = model.config.max_position_embeddings
-    if limit and input_ids.shape[1] + steps - 1 > limit:
-        raise PromptError(
-            f"{input_ids.shape[1]} prompt tokens and {steps} new ones do not fit the shortest context, {limit}. "
-            "Shorten the prompt or max_new_tokens"
-        )
+    model.config.check_room(input_ids.shape[1], steps)
