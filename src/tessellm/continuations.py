@@ -47,6 +47,7 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     chat: bool = False
+    fit: bool = False  # as many new tokens as the context has room for, if that is fewer; one at the least
 
     def __post_init__(self) -> None:
         Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)  # which says what cannot be asked for

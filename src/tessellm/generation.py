@@ -170,7 +170,8 @@ def generate_texts(
         speculation.check(model)
         if engine == "reference":
             raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
-    tokenizer, rows = tokenizer_of(model), encode_prompts(model, prompts, request)
+    rows, request = encode_prompts(model, prompts, request)
+    tokenizer = tokenizer_of(model)
     streamer = Streamer(tokenizer, stream, request.stop) if stream is not None else None
     fast = None
     if engine != "reference":
@@ -186,26 +187,20 @@ def generate_texts(
         yield finished(model, prompt, new_T, request)
 
 
-def encode_prompts(model: ComposedForCausalLM, prompts: Sequence[str], request: Request) -> list[list[int]]:
-    """Their token ids, if the request can be fulfilled."""
+def encode_prompts(
+    model: ComposedForCausalLM, prompts: Sequence[str], request: Request
+) -> tuple[list[list[int]], Request]:
+    """Their token ids, and the request, fitted to them if it is to be; if it can be fulfilled."""
     if "" in request.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
-    rows = tokenized(model, prompts, request.chat)
+    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
+    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
+    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
+    if request.fit and limit:
+        room = limit - max(map(len, rows), default=0)
+        request = replace(request, max_new_tokens=max(1, min(request.max_new_tokens, room)))
     check_lengths(model, rows, request.max_new_tokens)
-    return rows
-
-
-def tokenized(model: ComposedForCausalLM, prompts: Sequence[str], chat: bool) -> list[list[int]]:
-    tokenizer = tokenizer_of(model)
-    texts = [as_chat(tokenizer, prompt) if chat else prompt for prompt in prompts]
-    return [tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
-
-
-def fitted(model: ComposedForCausalLM, prompts: Sequence[str], request: Request) -> Request:
-    """The request with as many new tokens as the context has room for, if that is fewer; one at the least."""
-    limit = model.config.max_position_embeddings
-    longest = max(map(len, tokenized(model, prompts, request.chat)), default=0)
-    return replace(request, max_new_tokens=max(1, min(request.max_new_tokens, limit - longest))) if limit else request
+    return rows, request
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:

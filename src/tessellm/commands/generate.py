@@ -53,16 +53,14 @@ def generate(
     Example: tessellm generate out "Write a function that" --trace
     """
     from ..errors import EngineError
-    from ..generation import Request, fitted, generate_texts, read_prompts
+    from ..generation import Request, generate_texts, read_prompts
 
     if trace and speculate is not None:
         raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
     asked = read_prompts(prompts or [], file)
-    settings = (temperature, top_p, seed, tuple(stop or ()), chat)
+    settings = (temperature, top_p, seed, tuple(stop or ()), chat, max_new_tokens is None)
     request = Request(max_new_tokens or Request.max_new_tokens, *settings)
     composition = load(model, device, dtype)
-    if max_new_tokens is None:
-        request = fitted(composition, asked, request)
     if trace:
         write_json(json_path, _traced(composition, asked, request, batch_size))
         return

@@ -95,7 +95,7 @@ def generate_traced(
         return {"past_key_values": cache, "streamer": streamer}
 
     left = iter(prompts)
-    rows = encode_prompts(model, prompts, request)
+    rows, request = encode_prompts(model, prompts, request)
     for start, output_BT in reference_batches(model, rows, request, batch_size, options):
         trace = generated(model, recorder, output_BT, start)
         for number, prompt in zip(range(len(output_BT)), left, strict=False):
