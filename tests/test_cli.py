@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tessellm
+from tessellm.commands.shared import readable_size
 from tessellm.continuations import Streamer
 
 from conftest import CONTEXT, character_tokenizer, press_ctrl_c, told_to_end
@@ -271,3 +272,18 @@ def test_generation_needs_a_tokenizer(cli: Cli, members_dir: Path, tmp_path: Pat
     assert torch.equal(base.lm_head.weight, AutoModelForCausalLM.from_pretrained(members_dir / "base").lm_head.weight)
     character_tokenizer().save_pretrained(tmp_path / "out")
     assert cli("generate", tmp_path / "out", "abc", "--max-new-tokens", 3).code == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0 B"),
+        (1000, "1,000 B"),
+        (1023, "1,023 B"),
+        (1010 * 1024, "1,010 KiB"),
+        (1024**2, "1 MiB"),
+        (3e12, "2,794.0 GiB"),
+    ],
+)
+def test_sizes_are_readable(count: float, shown: str) -> None:
+    assert readable_size(count) == shown

@@ -25,6 +25,17 @@ def test_the_command_table_is_the_command_line():
     assert shown == {command.name or command.callback.__name__ for command in app.registered_commands}
 
 
+def test_the_commands_are_listed_in_whole_sentences(cli):
+    listed = cli("--help").out.split("Commands:")[1]
+    assert len(listed.strip().splitlines()) == len(app.registered_commands)
+    assert "..." not in listed
+
+
+def test_every_command_shows_an_example(cli):
+    for command in app.registered_commands:
+        assert "Example" in cli(command.callback.__name__, "--help").out, command
+
+
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
         assert (ROOT / target).exists(), target

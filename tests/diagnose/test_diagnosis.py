@@ -73,6 +73,21 @@ def test_an_idle_expert_is_named():
     assert ("idle", ("idle",)) in [(advice.kind, advice.experts) for advice in diagnosed("three", "idle").advice]
 
 
+def test_an_expert_of_weight_zero_is_told_so():
+    model = composition("three", "six", rule="product")
+    model.set_rule(weights=[1.0, 0.0])
+    found = tessellm.diagnose(model, prompts(), max_new_tokens=24)
+    said = [advice.text for advice in found.advice if advice.kind == "idle"]
+    assert said == ["six has the weight 0: it says nothing, and costs a model. Give it a weight, or drop it."]
+
+
+def test_one_text_is_one_text():
+    model = composition("three", "six", rule="evidence")
+    alone = tessellm.diagnose(model, prompts()[:1], max_new_tokens=8)
+    assert alone.advice[-1].text.startswith("1 text is too few")
+    assert "1 text, " in alone.to_html()
+
+
 def test_an_expert_against_all_is_named():
     diagnosis = diagnosed("three", "other_three", "three_again")
     assert ("crowd", ("other_three",)) in [(advice.kind, advice.experts) for advice in diagnosis.advice]

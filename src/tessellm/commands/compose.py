@@ -17,7 +17,10 @@ def compose(
     self_contained: Annotated[bool, typer.Option(help="Store the members' weights inside.")] = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Make a checkpoint from a recipe."""
+    """Make a checkpoint from a recipe.
+
+    Example: tessellm compose recipe.yaml -o out
+    """
     from ..checkpoint import check_target
     from ..recipe import read_recipe
 

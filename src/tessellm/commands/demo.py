@@ -15,7 +15,10 @@ def demo(
     seed: Seed = 0,
     json_path: JsonPath = None,
 ) -> None:
-    """Make small experts, compose them, show the result, a picture and a report. Example: tessellm demo -o demo"""
+    """Make small experts, compose them, show and diagnose the result.
+
+    Example: tessellm demo -o demo
+    """
     from ..experiments.demo.experiment import run_demo
 
     write_json(json_path, run_demo(directory, seed, out))

@@ -34,9 +34,9 @@ def diagnose(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Diagnose a composition on prompts, which it continues, or on given texts.
+    """Diagnose a composition on prompts or on given texts.
 
-    Example: tessellm diagnose out prompts.jsonl -o report.html
+    Prompts are continued, texts are read as they are. Example: tessellm diagnose out prompts.jsonl -o report.html
     """
     from ..diagnose import diagnose as measure
     from ..diagnose.prompts import read_examples
@@ -66,6 +66,8 @@ def diagnose(
 
 
 def _table(found: Diagnosis) -> Table:
+    from ..diagnose.rates import counted
+
     numbers, proof = found.found, found.certificate
     table = Table("", "share", "95 % interval", **PLAIN)
     named = {f"{name} active": rate for name, rate in numbers.active.items()}
@@ -74,6 +76,7 @@ def _table(found: Diagnosis) -> Table:
     for name, rate in rows.items():
         table.add_row(escape(name), f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
     bound = "vacuous" if proof.vacuous else f"at most {proof.bound_share:.1%} of texts differ"
-    table.caption = f"{found.texts} texts, {found.tokens} tokens; gap {proof.gap:.3g} nats a text; certificate: {bound}"
+    counts = f"{counted(found.texts, 'text')}, {counted(found.tokens, 'token')}"
+    table.caption = f"{counts}; gap {proof.gap:.3g} nats a text; certificate: {bound}"
     table.caption_justify = "left"
     return table

@@ -37,7 +37,9 @@ def evaluate(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Evaluate base, experts, compositions and merges by one protocol; a table with intervals.
+    """Evaluate members, compositions and merges by one protocol.
+
+    Writes a table with intervals.
 
     Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,evidence --merges all -o results
     """

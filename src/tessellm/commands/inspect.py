@@ -29,7 +29,7 @@ def inspect(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Show a composition's members, sizes, shared bytes, vocabulary agreement and rule.
+    """Show members, sizes, shared bytes, vocabularies and rule.
 
     With --plan: memory, largest batch and speed limit. Example: tessellm inspect out --plan --hardware h100
     """

@@ -37,7 +37,9 @@ def probe(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Measure how well labelled constituents of texts are read off hidden layers by a linear decoder.
+    """Measure what a linear decoder reads off hidden layers.
+
+    Namely labelled constituents of texts.
 
     Example: tessellm probe out colours.jsonl --layer 'model.layers.*' --json scores.json
     """

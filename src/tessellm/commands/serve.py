@@ -52,7 +52,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve a composition with the OpenAI API, and a page at / to try it on.
+    """Serve it with OpenAI's API, and a page at / to try it on.
 
     Example: tessellm serve out --port 8000
     """

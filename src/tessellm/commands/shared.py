@@ -43,7 +43,7 @@ def load(model: str, device: str | None, dtype: str | None) -> Any:
 def readable_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
         count /= 1024
     return f"{count:,.1f} GiB"
 

@@ -39,7 +39,7 @@ def tune(
     dtype: Dtype = None,
     json_path: JsonPath = None,
 ) -> None:
-    """Find the experts' weights, by the likelihood of texts or by task score.
+    """Find the experts' weights, by likelihood or by task score.
 
     Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
     """

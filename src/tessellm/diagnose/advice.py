@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .certificate import Certificate
 from .interference import Interference, Pair
-from .rates import Rate, percent
+from .rates import Rate, counted, percent
 
 WORTH_SAYING = 0.01  # share of tokens
 IDLE = 0.001
@@ -28,7 +28,13 @@ class Advice:
 
 
 def advise(
-    found: Interference, proof: Certificate, rule: str, termination: str, predicted: Rate, loss: float
+    found: Interference,
+    proof: Certificate,
+    rule: str,
+    termination: str,
+    predicted: Rate,
+    loss: float,
+    weights: Sequence[float],
 ) -> list[Advice]:
     """The findings, the gravest first."""
     trouble = [*about_pairs(found.pairs), *about_crowds(found.pairs), *about_rule(found, rule)]
@@ -40,11 +46,12 @@ def advise(
     unsure = about_certainty(predicted, loss)
     said = [
         *(trouble or [clean(found, "" if unsure else " Nothing needs to be changed.")]),
-        *about_experts(found),
+        *about_experts(found, weights),
         *unsure,
     ]
     if len(proof.texts) < FEW_TEXTS:
-        text = f"{len(proof.texts)} texts are too few to say anything about new ones. Give {FEW_TEXTS} prompts or more."
+        given, are = counted(len(proof.texts), "text"), "is" if len(proof.texts) == 1 else "are"
+        text = f"{given} {are} too few to say anything about new ones. Give {FEW_TEXTS} prompts or more."
         said.append(Advice("few", text))
     return said
 
@@ -134,10 +141,13 @@ def about_rule(found: Interference, rule: str) -> list[Advice]:
     return said
 
 
-def about_experts(found: Interference) -> list[Advice]:
+def about_experts(found: Interference, weights: Sequence[float]) -> list[Advice]:
     said = []
-    for name, rate in found.active.items():
-        if rate.value < IDLE:
+    for (name, rate), weight in zip(found.active.items(), weights, strict=True):
+        if weight == 0:
+            text = f"{name} has the weight 0: it says nothing, and costs a model. Give it a weight, or drop it."
+            said.append(Advice("idle", text, (name,)))
+        elif rate.value < IDLE:
             text = (
                 f"{name} changes nothing on these prompts: it is active on {rate} of the tokens, and costs a model. "
                 "Drop it, or ask what it is for."

@@ -103,7 +103,7 @@ def conclude(
     found, proof = interference(rows, members, traces), certificate(rows, members)
     predicted = average(chance_right(rows), torch.arange(rows.texts), rows.texts)
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
-    advice = advise(found, proof, str(model.rule.name), model.config.termination, predicted, loss)
+    advice = advise(found, proof, str(model.rule.name), model.config.termination, predicted, loss, model.config.weights)
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
         tuple(advice), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),

@@ -27,6 +27,10 @@ class Rate:
         return f"{percent(self.value)} ({percent(self.low)} to {percent(self.high)})"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def percent(share: float) -> str:
     digits = 1 if share < 0.9995 else 0
     return f"{100 * share:.{digits}f}\u00a0%"  # kept on one line

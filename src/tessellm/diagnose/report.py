@@ -19,7 +19,7 @@ from . import figures
 from .certificate import NEW_TEXT
 from .coloured import MOST_TOKENS, Page, key
 from .interference import rows_of
-from .rates import percent
+from .rates import counted, percent
 from .shown import visible
 from .trace import Trace
 
@@ -97,7 +97,7 @@ def header(diagnosis: Diagnosis) -> str:
     boxes = "".join(f'<div class="tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in tiles)
     line = members_line(diagnosis.members, diagnosis.weights)
     how = f"rule {safe(diagnosis.rule)}, termination {safe(diagnosis.termination)}"
-    count = f"{diagnosis.texts} texts, {diagnosis.tokens:,} tokens"
+    count = f"{counted(diagnosis.texts, 'text')}, {counted(diagnosis.tokens, 'token')}"
     return f'<header><h1>{title}</h1><p>{line} · {how} · {count}</p></header><div class="tiles">{boxes}</div>'
 
 
