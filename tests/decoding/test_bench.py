@@ -112,6 +112,8 @@ def test_the_command_on_a_composition(cli: Any, members_dir: Path, tmp_path: Pat
         (("--shapes", "llama-513"), "did you mean 'llama-512'?"),
         (("--shapes", "llama-tiny", "--batch", 0), "at least 1 for batch; got [0]"),
         (("--shapes", "llama-tiny", "--prompt", 600), "a slot holds 512"),
+        (("--shapes", "llama-tiny", "--device", "tpu7"), "no model can be made on the device 'tpu7'"),
+        ((recipe, "--rule", "product"), "--kind and --rule go with --shapes"),
     ):
         ran = cli("bench", *wrong)
         assert ran.code == 2

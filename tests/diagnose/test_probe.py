@@ -14,7 +14,7 @@ import torch
 import tessellm
 from tessellm.diagnose.activations import block_names, matching, recorded
 from tessellm.diagnose.labelled import Labelled, read_labelled
-from tessellm.diagnose.probe import encode, fitting, probe
+from tessellm.diagnose.probe import Labels, decode, encode, fitting, probe
 from tessellm.errors import MemberError, PromptError
 
 from conftest import build_model, save_member
@@ -215,6 +215,17 @@ def test_what_cannot_be_judged_is_refused(tiny_tokenizer: Any, make_model: Any, 
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(PromptError, match="holds no examples"):
         read_labelled(tmp_path / "empty.jsonl")
+
+
+def test_labels_of_any_size_are_scored_alike() -> None:
+    x_ND = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near = (x_ND[:, 0] + 0.1 * x_ND[:, 1].sin()) / 8
+    scores = []
+    for size in (1.0, 1.7e308, 1e-300):
+        labels = Labels.of([Labelled(str(n), {"y": float(value) * size}) for n, value in enumerate(near)])
+        scores.append(decode(x_ND, labels, torch.arange(40), shuffles=0)["y"][0].value)
+    assert scores[0] > 0.9
+    assert scores == pytest.approx([scores[0]] * 3, rel=1e-9)
 
 
 def test_layers_are_named_as_in_the_model(make_model: Any) -> None:

@@ -93,6 +93,7 @@ def test_prompts_that_do_not_fit_are_named():
     with pytest.raises(PromptError, match="here, line 2: 100 tokens and up to 64 more") as caught:
         tessellm.diagnose(model, given)
     assert "prompt 3: 201 tokens; the members' shortest context is 128" in str(caught.value)
+    assert "Fix: correct them, lower --max-new-tokens, or leave them out" in str(caught.value)
     diagnosis = tessellm.diagnose(model, given, skip_malformed=True, max_new_tokens=5)
     assert diagnosis.texts == 2
     assert len(diagnosis.skipped) == 1

@@ -17,8 +17,9 @@ def bench(
         str | None, typer.Option(help="Random weights instead of a model: gemma-2-2b, llama-512, llama-tiny.")
     ] = None,
     kind: Annotated[
-        Literal["full", "lora"], typer.Option(help="Of random experts: models, or LoRA of rank 16.")
-    ] = "full",
+        Literal["full", "lora"] | None,
+        typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.  [default: full]"),
+    ] = None,
     experts: Annotated[list[int] | None, typer.Option(help="How many experts; several: a sweep.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Sequences at once; several: a sweep.  [default: 1]")] = None,
     prompt: Annotated[
@@ -26,7 +27,7 @@ def bench(
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of the engine and the loops; medians are shown.")] = 3,
-    rule: Annotated[str, typer.Option(help="Of a random composition.")] = "evidence",
+    rule: Annotated[str | None, typer.Option(help="With --shapes: the rule.  [default: evidence]")] = None,
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="On a GPU: torch.compile where it pays.")
     ] = True,
@@ -51,19 +52,21 @@ def bench(
 
     if (model is None) == (shapes is None):
         raise EngineError("expected either a composition or --shapes")
+    if model is not None and (kind or rule):
+        raise EngineError("--kind and --rule go with --shapes: a composition has experts and a rule of its own")
     if figure is not None:
         check_format(figure)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     result = run(
         None if model is None else load(model, device, dtype),
         shapes,
-        kind,
+        kind or "full",
         experts or (),
         batch or (1,),
         prompt or (128,),
         new_tokens,
         rounds,
-        rule,
+        rule or "evidence",
         device,
         dtype_of(dtype or ("bfloat16" if device.startswith("cuda") else "float32")),
         compiled,

@@ -92,13 +92,20 @@ class Labels:
         texts = {name: column for name, column in columns.items() if isinstance(column[0], str)}
         classes = {name: sorted({str(value) for value in column}) for name, column in texts.items()}
         return cls(
-            {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items() if name not in texts},
+            {name: _scaled(column) for name, column in columns.items() if name not in texts},
             {name: torch.tensor([classes[name].index(str(v)) for v in column]) for name, column in texts.items()},
             classes,
         )
 
     def kind(self, label: str) -> str:
         return "number" if label in self.numbers else "name"
+
+
+def _scaled(column: Sequence[Any]) -> Tensor:
+    """Numbers, brought within ±1 where their squares would overflow or vanish; R² is the same on every scale."""
+    y_N = torch.tensor(column, dtype=torch.float64)
+    largest = float(y_N.abs().max())
+    return y_N if largest == 0 or 1e-100 < largest < 1e100 else y_N / largest
 
 
 def decode(

@@ -81,7 +81,7 @@ def check_examples(
             problems.append(f"{name}: {size} tokens{written}; the members' shortest context is {limit}")
         else:
             fits.append(example)
-    return _kept(fits, problems, skip_malformed, "the prompts")
+    return _kept(fits, problems, skip_malformed, "the prompts", "correct them, lower --max-new-tokens")
 
 
 def _tokens(model: ComposedForCausalLM, text: str) -> int:
@@ -89,12 +89,12 @@ def _tokens(model: ComposedForCausalLM, text: str) -> int:
 
 
 def _kept(
-    examples: list[Example], problems: list[str], skip_malformed: bool, source: str
+    examples: list[Example], problems: list[str], skip_malformed: bool, source: str, cure: str = "correct them"
 ) -> tuple[list[Example], list[str]]:
     if problems and not skip_malformed:
         more = f"\n… and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         listed = "\n".join(problems[:SHOWN]) + more
-        raise PromptError(f"{listed}\nFix: correct them, or leave them out (--skip-malformed)")
+        raise PromptError(f"{listed}\nFix: {cure}, or leave them out (--skip-malformed)")
     if not examples:
         raise PromptError(f"{source}: nothing to diagnose" + (f"; {problems[0]}" if problems else ""))
     return examples, problems

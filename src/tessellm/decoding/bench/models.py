@@ -83,8 +83,11 @@ def _random_model(shape: str, device: str, dtype: torch.dtype, layers: int | Non
     if layers is not None:
         config.num_hidden_layers = layers
         config.layer_types = (getattr(config, "layer_types", None) or [])[:layers] or None
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    try:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise EngineError(f"no model can be made on the device {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def with_deltas(base: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
