@@ -104,6 +104,15 @@ def write_figure(figure: Any, path: Path, **options: Any) -> None:
         figure.savefig(file, format=kind, metadata={"Software": None} if kind == "png" else None, **options)
 
 
+@contextmanager
+def stored(path: Path) -> Iterator[None]:
+    """What an earlier run left is read here: where it cannot be, the error says what to remove."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged, or another version's. Remove it to make it anew") from error
+
+
 def _is_device(path: Path) -> bool:
     """/dev/stdout and its like, pipes: there, and neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()

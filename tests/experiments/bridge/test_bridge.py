@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessellm.errors import CheckpointError
 from tessellm.experiments.bridge import experiment
 from tessellm.experiments.bridge.combinations import ChainTable, combinations, gold, split
 from tessellm.experiments.bridge.knowledge import due_skill
@@ -114,3 +115,8 @@ def test_the_experiment_runs_at_a_toy_size_and_keeps_the_experts(
     again = experiment.run(0, tmp_path, "full", log=said.append)
     assert not again.holds
     assert "run the same command again" in said[-1]
+    kept = tmp_path / "bridge-state" / "experts.json"
+    for damaged in ("{", "[]", '{"cells": []}'):
+        kept.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"experts\.json is damaged, or another version's"):
+            experiment.run(0, tmp_path, "full", log=said.append)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessellm.errors import TessellmError
+from tessellm.errors import CheckpointError, TessellmError
 from tessellm.experiments.correlation import correlation
 from tessellm.experiments.scale import encodings, experiment, grid, stacks, stages, tasks
 from tessellm.experiments.scale.grid import PreferenceGrid
@@ -239,6 +239,12 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     state = json.loads((tmp_path / "toy.state.json").read_text())
     assert 0 < state["step"] < TOY.steps
     assert all(path.stat().st_size < 16 * 2**20 for path in tmp_path.iterdir())
+    for name in ("toy.state.json", "toy.0.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CheckpointError, match=f"{name} is damaged, or another version's. Remove it"):
+            stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append)
+        (tmp_path / name).write_bytes(whole)
     monkeypatch.setattr("tessellm.experiments.scale.training.monotonic", real)
     rows = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)["toy"]
     assert rows[0]["steps"] == TOY.steps
@@ -247,6 +253,9 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     assert steps[0] <= state["step"] <= steps[-1] == TOY.steps
     again = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)["toy"]
     assert again == json.loads(json.dumps(rows))  # read, not trained
+    (tmp_path / "toy.json").write_text('{"rows": []}')
+    with pytest.raises(CheckpointError, match=r"toy\.json is damaged, or another version's"):
+        stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)
 
 
 def test_a_short_stack_that_would_not_end_in_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

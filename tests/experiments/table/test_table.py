@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tessellm import compose
-from tessellm.errors import TessellmError
+from tessellm.errors import CheckpointError, TessellmError
 from tessellm.evaluate.code_tasks import stop_texts
 from tessellm.evaluate.tasks import gsm8k
 from tessellm.experiments.stacked import Shape, initialise, select
@@ -256,6 +256,16 @@ def test_full_size_needs_samples_or_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TessellmError, match="without a GPU none can be made"):
         experiment.run(0, tmp_path, "full", lambda text: None)
+
+
+def test_samples_that_are_damaged_are_named(tmp_path: Path) -> None:
+    samples, facts = experiment.paths(tmp_path, "cpu", 0)
+    samples.write_text('{"kind": "math"}\n')
+    facts.write_text("{")
+    with pytest.raises(CheckpointError, match=r"cpu-0\.json is damaged, or another version's"):
+        experiment.write_samples(PLANS["cpu"], [0], tmp_path, "cpu", lambda text: None)
+    with pytest.raises(CheckpointError, match=r"cpu-0\.jsonl is damaged, or another version's"):
+        experiment.judge(PLANS["cpu"], [0], tmp_path, "cpu", lambda text: None)
 
 
 def test_samples_that_are_kept_are_of_the_problems_that_are_asked() -> None:

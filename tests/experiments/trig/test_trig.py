@@ -4,6 +4,7 @@ import json
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,7 +285,7 @@ def test_what_another_machine_wrote_is_kept_with_commit_pictures_and_members(tin
     assert (tmp_path / "results" / "trig.png").stat().st_size > 10_000
 
 
-def test_members_are_kept_as_they_were(tiny, tmp_path):
+def test_members_are_kept_as_they_were(tiny, tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     everything = trig_members.train_members(
         *trig_members.pool(8, 0, 1), trig.TRAINING["full"], generator, lambda text: None
@@ -298,6 +299,11 @@ def test_members_are_kept_as_they_were(tiny, tmp_path):
     with pytest.raises(CheckpointError, match="could not be written"):
         trig_members.save(second, tmp_path / "folder", {"seed": 1})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "kept.safetensors"]
+    monkeypatch.setattr(trig_members, "SHAPE", replace(trig_members.SHAPE, layers=7))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"kept\.safetensors is damaged, or another version's"):
+            trig_members.load(tmp_path / "kept.safetensors")
+        (tmp_path / "kept.safetensors").write_bytes(b"cut")
 
 
 @pytest.mark.skipif(not trig_members.KEPT.is_file(), reason="no trained members are kept")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...files import write_text
+from ...files import stored, write_text
 from ..claims import Claim, Result
 from ..correlation import correlation
 from ..intervals import share
@@ -169,8 +169,9 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
 def _kept(path: Path, seeds: list[int]) -> list[dict[str, Any]] | None:
     if not path.is_file():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content["cells"] if content["seeds"] == seeds else None
+    with stored(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content["cells"] if content["seeds"] == seeds else None
 
 
 def mean(values: list[float]) -> float:

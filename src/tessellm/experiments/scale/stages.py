@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ...files import new_file, write_text
+from ...files import new_file, stored, write_text
 from .measure import held_out_scores, measure
 from .training import Stack, Trainer
 
@@ -75,8 +75,9 @@ def _finished(stack: Stack, folder: Path) -> list[dict[str, Any]] | None:
     path = folder / f"{stack.name}.json"
     if not path.is_file():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content["rows"] if content["stack"] == str(stack) else None
+    with stored(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content["rows"] if content["stack"] == str(stack) else None
 
 
 def _store(trainer: Trainer, curve: list[dict[str, Any]], folder: Path) -> None:
@@ -94,9 +95,16 @@ def _restored(trainer: Trainer, folder: Path) -> list[dict[str, Any]]:
     path = folder / f"{trainer.stack.name}.state.json"
     if not path.is_file():
         return []
-    state = json.loads(path.read_text(encoding="utf-8"))
-    if state["stack"] != str(trainer.stack):
-        return []
-    runs = [load_file(folder / f"{trainer.stack.name}.{run}.safetensors") for run in range(len(trainer.stack.runs))]
-    trainer.resume({key: torch.stack([run[key] for run in runs]).float() for key in trainer.params}, state["step"])
-    return state["curve"]
+    with stored(path):
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["stack"] != str(trainer.stack):
+            return []
+        step, curve = state["step"], state["curve"]
+    runs = []
+    for run in range(len(trainer.stack.runs)):
+        weights = folder / f"{trainer.stack.name}.{run}.safetensors"
+        with stored(weights):
+            found = load_file(weights)
+            runs.append({key: found[key] for key in trainer.params})
+    trainer.resume({key: torch.stack([run[key] for run in runs]).float() for key in trainer.params}, step)
+    return curve

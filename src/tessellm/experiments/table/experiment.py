@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import TessellmError
-from ...files import write_text
+from ...files import stored, write_text
 from ...provenance import environment
 from ..claims import Result
 from ..panels import drawn
@@ -73,8 +73,9 @@ def write_samples(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log
     for seed in seeds:
         samples_path, facts_path = paths(folder, size, seed)
         if facts_path.is_file() and samples_path.is_file():
-            known = json.loads(facts_path.read_text(encoding="utf-8"))
-            if known["problems"] == key(plan, seed):
+            with stored(facts_path):
+                known = json.loads(facts_path.read_text(encoding="utf-8"))["problems"]
+            if known == key(plan, seed):
                 log(f"seed {seed}: the samples in {samples_path} are kept; remove them to write new ones")
                 continue
         if size == "full" and device == "cpu":
@@ -97,7 +98,8 @@ def judge(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -
     parts = []
     for seed in seeds:
         log(f"seed {seed}: judged by lm-eval and evalplus")
-        lines = paths(folder, size, seed)[0].read_text(encoding="utf-8").splitlines()
-        samples = [Sample(**json.loads(line)) for line in lines]
+        path = paths(folder, size, seed)[0]
+        with stored(path):
+            samples = [Sample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         parts.append((samples, score(held_out(plan, seed), samples)))
     return pooled(parts)

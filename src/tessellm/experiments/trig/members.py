@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...files import new_file
+from ...files import new_file, stored
 from ..stacked import Params, Shape, initialise, select, train
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
@@ -175,7 +175,8 @@ def load(path: Path) -> tuple[Params, dict[str, Any]]:
     """Members and how they were made."""
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as stored:
-        metadata = stored.metadata()
-        assert json.loads(metadata["shape"]) == asdict(SHAPE), f"{path} holds members of another shape: make them anew"
-        return {name: stored.get_tensor(name).float() for name in stored.keys()}, json.loads(metadata["about"])
+    with stored(path), safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        if json.loads(metadata["shape"]) != asdict(SHAPE):
+            raise ValueError("members of another shape")
+        return {name: file.get_tensor(name).float() for name in file.keys()}, json.loads(metadata["about"])
