@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, TextIO, cast
 
 import torch
@@ -17,6 +19,7 @@ from .decoding.speculation import Speculation
 from .errors import EngineError, GenerationError
 from .model import ComposedForCausalLM
 
+UNFINISHED = "\ufffd"  # what a decoder makes of half a character
 NEW_TOKENS = 80  # more never arrive at once
 WORTH_COMPILING = 20_000  # new tokens; for fewer, compiling takes longer than it saves
 PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and the values that ask for nothing
@@ -106,6 +109,9 @@ def by_engine(
 
 def stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: Sequence[str]) -> None:
     """End a request whose text holds a stop text, and forget the tokens that came after it."""
+    new, arrived.searched = len(arrived.tokens) - arrived.searched, len(arrived.tokens)
+    if not _letters(tokenizer, tuple(stops)).may_end(arrived.tokens, new):
+        return
 
     def stopped(tokens: list[int]) -> bool:
         return stop_position(tokenizer.decode(tokens, skip_special_tokens=True), stops) is not None
@@ -115,6 +121,34 @@ def stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: 
         engine.cancel(arrived)
         while stopped(arrived.tokens[:-1]):
             arrived.tokens.pop()
+
+
+class _Letters(dict[int, int]):
+    """The characters of stop texts that a token brings, a bit each. One that is a part of a character, or nothing by
+    itself, may bring any. Read twice in a row: decoders drop a space at the beginning of a text."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]):
+        self.tokenizer, self.bits = tokenizer, {letter: 1 << n for n, letter in enumerate(sorted(set("".join(stops))))}
+        self.needed = [self._sum(stop) for stop in stops]
+        self.reach = max(len(stop.encode()) for stop in stops)  # a token is a byte or more
+        if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+            self.reach = 3 * self.reach + 2  # "do n't" is read as "don't", "a ' b" as "a'b"
+
+    def __missing__(self, token: int) -> int:
+        text = self.tokenizer.decode([token] * 2, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        self[token] = self._sum(text) if text and UNFINISHED not in text else self._sum(self.bits)
+        return self[token]
+
+    def _sum(self, text: Iterable[str]) -> int:
+        return reduce(or_, (self.bits.get(letter, 0) for letter in text))
+
+    def may_end(self, tokens: Sequence[int], new: int) -> bool:
+        """Whether a stop text can have come to its end with one of the new tokens, the last ones."""
+        brought = reduce(or_, map(self.__getitem__, tokens[1 - self.reach - new :]), 0)
+        return any(needed & brought == needed for needed in self.needed)
+
+
+_letters = lru_cache(maxsize=8)(_Letters)
 
 
 def by_reference(

@@ -9,14 +9,12 @@ from typing import Any, TextIO
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from ..continuations import Request, reference_batches
+from ..continuations import UNFINISHED, Request, reference_batches
 from ..generation import Generated, encode_prompts, finished, tokenizer_of
 from ..model import ComposedForCausalLM
 from .recorder import Recorder
 from .shown import in_terminal, visible
 from .trace import Trace, generated
-
-UNFINISHED = "\ufffd"  # what a decoder makes of half a character
 
 
 class Terminal:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ..continuations import held_back, stop_position
+from ..continuations import UNFINISHED, held_back, stop_position
 
-UNFINISHED = "\ufffd"  # what a decoder makes of half a character
 TAIL = 6  # tokens of the prompt that the first new ones are decoded with
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
