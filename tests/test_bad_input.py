@@ -160,6 +160,16 @@ BAD: dict[str, Case] = {
         "generate done hi --chat",
         ("no member has a chat template; leave out --chat",),
     ),
+    "chat template cut off": Case(
+        lambda folder: (folder / "done" / "chat_template.jinja").write_text("{% for m in"),
+        "generate done hi --chat",
+        ("the chat template cannot be used", "leave out --chat"),
+    ),
+    "composition's generation settings cut off": Case(
+        cut("done/generation_config.json"),
+        "generate done hi",
+        ("generation_config.json is missing, cut off or damaged",),
+    ),
     "unknown dtype": Case(nothing, "generate done hi --dtype bfloat15", ("did you mean 'bfloat16'?",)),
     "unknown device": Case(nothing, "generate done hi --device tpu7", ("member 'base'", "tpu7")),
     "answers into a folder": Case(nothing, "generate done hi --json base", ("base could not be written: it is a",)),

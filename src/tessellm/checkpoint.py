@@ -108,6 +108,15 @@ def _write_config(model: ComposedForCausalLM, entries: list[dict[str, Any]], fol
     _storable(model.generation_config).save_pretrained(folder)
 
 
+def _read_generation(folder: Path) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / 'generation_config.json'} is missing, cut off or damaged. Compose again"
+        ) from error
+
+
 def _storable(generation: GenerationConfig) -> GenerationConfig:
     """Without settings that have no effect, which transformers refuses to write: sampling's or beams', if unused."""
     generation = copy.deepcopy(generation)
@@ -157,7 +166,7 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     for key in ("max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
         setattr(model.config, key, getattr(config, key))
     model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops
-    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.generation_config = _read_generation(folder)
     model.tokenizer = load_tokenizer(folder, loading)
     model.notes = tuple(getattr(config, "notes", model.notes))
     model.config._name_or_path = model.name_or_path = str(folder)

@@ -213,9 +213,12 @@ def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new
 def as_chat(tokenizer: Any, prompt: str) -> str:
     if not tokenizer.chat_template:
         raise PromptError("no member has a chat template; leave out --chat")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # a template raises what it likes
+        raise PromptError(f"the chat template cannot be used: {error}. Mend it, or leave out --chat") from error
 
 
 def finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:

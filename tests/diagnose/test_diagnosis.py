@@ -81,6 +81,12 @@ def test_an_expert_of_weight_zero_is_told_so():
     assert said == ["six has the weight 0: it says nothing, and costs a model. Give it a weight, or drop it."]
 
 
+@pytest.mark.parametrize("prompts", ["abc", None, 3])
+def test_prompts_are_a_list(prompts):  # a string would be read letter by letter
+    with pytest.raises(PromptError, match="expected a list of prompts; got"):
+        tessellm.diagnose(composition("three", "six"), prompts)
+
+
 def test_one_text_is_one_text():
     model = composition("three", "six", rule="evidence")
     alone = tessellm.diagnose(model, prompts()[:1], max_new_tokens=8)

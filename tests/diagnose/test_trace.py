@@ -7,7 +7,7 @@ import torch
 
 import tessellm
 from tessellm.diagnose import trace_generation
-from tessellm.errors import PromptError
+from tessellm.errors import MemberError, PromptError
 from tessellm.rules import RULES
 
 from conftest import character_tokenizer
@@ -108,6 +108,32 @@ def test_a_text_of_one_token_and_a_mask_with_gaps_are_refused():
         tessellm.trace(model, torch.tensor([[5]]))
     with pytest.raises(PromptError, match="gaps"):
         tessellm.trace(model, random_ids(1, 5), torch.tensor([[1, 1, 0, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([[]], "at least two tokens; got 0"),
+        ("abc", "a trace takes token ids, as a tensor or lists of equal length"),
+        ([[5, 6], [7]], "a trace takes token ids, as a tensor or lists of equal length"),
+        ([[5.0, 6.0]], r"token ids \[B, T\] or \[T\]; got torch.float32 \[1, 2\]"),
+        ([[[5, 6]]], r"got torch.int64 \[1, 1, 2\]"),
+        ([[5, 6400]], "token ids are 0 to [0-9]+; got 6400"),
+        ([[5, -1]], "token ids are 0 to [0-9]+; got -1"),
+    ],
+)
+def test_what_is_no_text_is_refused(ids, says):
+    with pytest.raises(PromptError, match=says):
+        tessellm.trace(composition(family(["llama"] * 2)), ids)
+
+
+def test_a_mask_of_another_shape_and_a_plain_model_are_refused():
+    model = composition(family(["llama"] * 2))
+    with pytest.raises(PromptError, match=r"mask is \[1, 2\]; the token ids are \[1, 3\]"):
+        tessellm.trace(model, [[5, 6, 7]], torch.ones(1, 2))
+    for measure in (tessellm.trace, tessellm.diagnose):
+        with pytest.raises(MemberError, match=r"expected a composition, as .* gives; got LlamaForCausalLM"):
+            measure(model.base, [[5, 6, 7]])
 
 
 def test_json_and_pandas_hold_every_scored_token():

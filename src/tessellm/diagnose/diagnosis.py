@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..continuations import Request, left_padded, settings_of
+from ..errors import PromptError
 from ..generation import encode_examples, tokenizer_of
 from ..model import ComposedForCausalLM
 from .advice import Advice, advise
@@ -18,7 +19,7 @@ from .interference import Interference, interference, rows_of
 from .prompts import Example, as_example, check_examples
 from .rates import Rate, average
 from .score import chance_apart, chance_right
-from .trace import Trace, finite, trace, trace_generation
+from .trace import Trace, check_composition, finite, trace, trace_generation
 
 Progress = Callable[[int, int], None]
 """Called with how many texts are done, and of how many."""
@@ -81,7 +82,10 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a composition on prompts: strings, which it continues, or mappings with `prompt` and the `text` to be
     read after it (or `text` alone). What the composition wrote itself is what the certificate is about."""
+    check_composition(model)
     tokenizer_of(model)
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise PromptError(f"expected a list of prompts; got {type(prompts).__name__}")
     given = [as_example(entry, f"prompt {number}") for number, entry in enumerate(prompts, 1)]
     examples, skipped = check_examples(model, given, max_new_tokens, skip_malformed)
     request = Request(max_new_tokens=max_new_tokens, seed=seed, temperature=temperature)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..errors import PromptError, require
+from ..errors import MemberError, PromptError, require
 from ..model import ComposedForCausalLM
 from ..rows import time_slices
 from .recorder import Recorder
@@ -155,10 +155,9 @@ def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor 
 
     Texts are read some positions at a time, so that log-probabilities of no more than those are ever held.
     """
-    ids_BT = torch.as_tensor(input_ids).reshape(-1, torch.as_tensor(input_ids).shape[-1]).to(model.device)
+    check_composition(model)
+    ids_BT = _ids(input_ids, model.config.vocab_size).to(model.device)
     mask_BT = _mask(attention_mask, ids_BT)
-    if ids_BT.shape[1] < 2:
-        raise PromptError(f"a trace needs texts of at least two tokens; got {ids_BT.shape[1]}")
     position_BT = (mask_BT.cumsum(1) - 1).clamp_min(0)
     recorder, cache = Recorder(model), model.new_cache()
     cache.observer = recorder
@@ -210,9 +209,33 @@ def _first_column(each: Tensor, columns: int = 1) -> list[int]:
     return [0, 0] * (each.ndim - 2) + [columns, 0]
 
 
+def check_composition(model: Any) -> None:
+    if not isinstance(model, ComposedForCausalLM):
+        raise MemberError(f"expected a composition, as tessellm.compose(…) gives; got {type(model).__name__}")
+
+
+def _ids(input_ids: Any, vocab_size: int) -> Tensor:
+    """[B, T], of tokens that the composition has."""
+    try:
+        ids = torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PromptError(f"a trace takes token ids, as a tensor or lists of equal length; {error}") from error
+    if ids.numel() == 0 or ids.shape[-1:] == (1,):
+        raise PromptError(f"a trace needs texts of at least two tokens; got {min(1, ids.numel())}")
+    if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2):
+        raise PromptError(f"a trace takes token ids [B, T] or [T]; got {ids.dtype} {list(ids.shape)}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise PromptError(f"the composition's token ids are 0 to {vocab_size - 1}; got {low if low < 0 else high}")
+    return ids.reshape(-1, ids.shape[-1]).long()
+
+
 def _mask(attention_mask: Tensor | None, ids_BT: Tensor) -> Tensor:
     if attention_mask is None:
         return torch.ones_like(ids_BT, dtype=torch.bool)
+    if torch.as_tensor(attention_mask).numel() != ids_BT.numel():
+        shapes = f"{list(torch.as_tensor(attention_mask).shape)}; the token ids are {list(ids_BT.shape)}"
+        raise PromptError(f"the attention mask is {shapes}. Give one for every token")
     mask_BT = torch.as_tensor(attention_mask).reshape(ids_BT.shape).bool().to(ids_BT.device)
     if (mask_BT[:, 1:] & ~mask_BT[:, :-1]).sum(1).gt(~mask_BT[:, 0]).any():
         raise PromptError("a trace takes texts padded before or after; this attention mask has gaps inside a text")
