@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.decoding import device
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.prefill import PASS_TOKENS
 from tessellm.decoding.sampling import Sampling
@@ -50,6 +51,20 @@ def test_prompts_longer_than_a_chunk(model: Any, fed: list[int]) -> None:
     assert sum(fed) == sum(lengths)
     assert max(fed) <= PASS_TOKENS
     assert not unexcused(model, requests)
+
+
+@pytest.mark.parametrize("at_once", [1, 7 * 3 * 4 * VOCAB])
+def test_a_rule_that_reads_the_window_in_blocks_says_the_same(
+    model: Any, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [random_text(length, length) for length in (1, 30, 66, 100)]
+    whole = Engine(model, slots=4).generate(texts, NEW)
+    monkeypatch.setattr(device, "READ_AT_ONCE", at_once)
+    blocks = Engine(model, slots=4).generate(texts, NEW)
+    assert not unexcused(model, blocks)
+    assert [request.tokens for request in blocks] == [request.tokens for request in whole]
+    for one, other in zip(whole, blocks, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_fed(model: Any) -> None:

@@ -1,18 +1,28 @@
-"""CpuLinear: a linear layer for few rows on a CPU. The same product, asked for in the order that is fastest there.
+"""CpuLinear: a linear layer on a CPU. The same product, asked for in the way that is fastest there for so many rows.
 
-Measured with MKL, one thread, float32: a wide layer takes 0.6 × the time of the library's own form on one row if its
-weight lies transposed, and 0.7 × on two to eight rows if the weight comes first in the product. Only an output layer is
-kept transposed as well, and only a small one, since that copy costs memory.
+Measured with one thread in float32, weights that come from memory, over the time of the library's own form (MKL):
+
+    one row             0.5 (an output layer) to 0.7 ×, if a wide weight lies transposed
+    two or three        0.4 to 0.6 ×, if the weight comes first in the product
+    4 to 32             0.5 to 0.8 ×, by oneDNN with the weight as it likes it: transposed if wide, else packed
+    more                0.8 to 0.95 ×, the same
+
+Transposed and packed weights are copies, so only so many bytes are kept twice. Others do what can be done without.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-FEW = 8  # rows
-COPIED_BYTES = 1 << 28  # the largest output layer of which a transposed copy is kept
+FEW, FEW_UNCOPIED = 3, 8  # rows up to which a weight comes first; the second: a wide one that is not kept twice
+COPIED_BYTES = 1 << 30  # of weights kept twice, a group of members
+
+_onednn: Any = torch.ops.mkldnn
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(_onednn, "_linear_pointwise")
 
 
 class MemberModules(nn.ModuleList):
@@ -20,34 +30,52 @@ class MemberModules(nn.ModuleList):
 
 
 class CpuLinear(nn.Module):
-    """Around the very same weight."""
+    """Around the very same weight; `copied`: it may be kept a second time, as it is read fastest."""
 
-    def __init__(self, layer: nn.Linear, keep_transposed: bool = False):
+    def __init__(self, layer: nn.Linear, copied: bool = False):
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.wide = layer.out_features >= layer.in_features
-        copied = keep_transposed and self.wide and layer.weight.nbytes <= COPIED_BYTES
-        self.transposed = layer.weight.detach().T.contiguous() if copied else None
+        wide = layer.out_features >= layer.in_features
+        self.few = FEW_UNCOPIED if wide and not copied else FEW
+        self.transposed = layer.weight.detach().T.contiguous() if copied and wide else None
+        self.for_many = layer.weight.detach() if self.transposed is None else self.transposed.T
+        if copied and not wide and HAS_ONEDNN:
+            self.for_many = _onednn._reorder_linear_weight(self.for_many, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[:-1].numel()
+        rows_RI = x.reshape(-1, self.in_features)
+        rows = len(rows_RI)
         if rows == 1 and self.transposed is not None:
-            found = x.reshape(1, -1) @ self.transposed
-        elif 1 < rows <= FEW and self.wide:
-            found = (self.weight @ x.reshape(rows, -1).T).T
+            found = rows_RI @ self.transposed
+        elif 1 < rows <= self.few:
+            found = (self.weight @ rows_RI.T).T
+        elif rows > 1 and HAS_ONEDNN:
+            return self._shaped(_onednn._linear_pointwise(rows_RI, self.for_many, self.bias, "none", [], ""), x)
         else:
             return functional.linear(x, self.weight, self.bias)
-        if self.bias is not None:
-            found = found + self.bias
-        return found.reshape(*x.shape[:-1], -1)
+        return self._shaped(found if self.bias is None else found + self.bias, x)
+
+    def _shaped(self, found_RO: Tensor, x: Tensor) -> Tensor:
+        return found_RO.reshape(*x.shape[:-1], self.out_features)
 
 
 def quicken(module: nn.Module, output: nn.Module | None) -> None:
-    """Put a CpuLinear in the place of every plain float32 linear layer on the CPU. What lies deeper than a list of
-    members' modules is theirs and stays as it is."""
-    for name, child in list(module.named_children()):
+    """Put a CpuLinear in the place of every plain float32 linear layer on the CPU, the output layer first. What lies
+    deeper than a list of members' modules is theirs and stays as it is."""
+    left = COPIED_BYTES
+    for parent, name, layer in sorted(_plain_layers(module), key=lambda found: found[2] is not output):
+        copied = layer.weight.nbytes <= left
+        left -= layer.weight.nbytes * copied
+        setattr(parent, name, CpuLinear(layer, copied))
+
+
+def _plain_layers(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Where they are and what they are called there."""
+    found: list[tuple[nn.Module, str, nn.Linear]] = []
+    for name, child in module.named_children():
         if type(child) is nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype == torch.float32:
-            setattr(module, name, CpuLinear(child, keep_transposed=child is output))
+            found.append((module, name, child))
         elif not isinstance(module, MemberModules):
-            quicken(child, output)
+            found += _plain_layers(child)
+    return found

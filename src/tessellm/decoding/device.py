@@ -21,6 +21,8 @@ from .requests import Request
 from .sampling import choose, uniform
 from .voices import Special, Voice
 
+READ_AT_ONCE = 1 << 20  # log-probabilities
+
 
 def part(state: Any, slots: Any) -> Any:
     """A rule's state in some slots."""
@@ -117,11 +119,20 @@ class SlotState:
     ) -> tuple[Tensor, Trace | None]:
         """What a rule says after a prompt, and why; its state begins."""
         rule = voice.rule if voice else self.rule
-        logp_BTV, state, why = explained(rule, normalised(logits_M), token_BT, real_BT, None)
+        state: Any = None
+        for block in self._blocks(logits_M):
+            logp_MBTV = normalised([logits[:, block] for logits in logits_M])
+            logp_BTV, state, why = explained(rule, logp_MBTV, token_BT[:, block], real_BT[:, block], state)
         if state is not None:
             for buffer, new in zip(self._buffers_for(voice, state), state, strict=True):
                 buffer[slot_B] = new
         return logp_BTV[:, -1], why and Trace(*(column[:, -1:] for column in why))
+
+    def _blocks(self, logits_M: Sequence[Tensor]) -> list[slice]:
+        """Positions that a rule reads at once: all, or on a CPU as many as its cache holds."""
+        batch, steps, vocabulary = logits_M[0].shape
+        block = steps if self.device.type != "cpu" else max(1, READ_AT_ONCE // (len(logits_M) * batch * vocabulary))
+        return [slice(start, start + block) for start in range(0, steps, block)]
 
     def _buffers_for(self, voice: Voice | None, state: Any) -> Any:
         """Voices whose states are of one kind share buffers: a slot has one voice at a time."""
