@@ -3,9 +3,9 @@
 Measured with one thread in float32, weights that come from memory, over the time of the library's own form (MKL):
 
     one row             0.5 (an output layer) to 0.7 ×, if a wide weight lies transposed
-    two or three        0.4 to 0.6 ×, if the weight comes first in the product
-    4 to 32             0.5 to 0.8 ×, by oneDNN with the weight as it likes it: transposed if wide, else packed
-    more                0.8 to 0.95 ×, the same
+    two                 0.2 to 0.5 ×, if the weight comes first in the product
+    4 to 32             0.5 to 0.9 ×, by oneDNN with the weight as it likes it: transposed if wide, else packed
+    more                0.75 to 0.95 ×, the same
 
 Transposed and packed weights are copies, so only so many bytes are kept twice. Others do what can be done without.
 """
@@ -36,7 +36,7 @@ class CpuLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        wide = layer.out_features >= layer.in_features
+        wide = layer.out_features > layer.in_features
         self.few = FEW_UNCOPIED if wide and not copied else FEW
         self.transposed = layer.weight.detach().T.contiguous() if copied and wide else None
         self.for_many = layer.weight.detach() if self.transposed is None else self.transposed.T
