@@ -86,7 +86,7 @@ def test_requests_end_where_reading_everything_every_time_would_end_them(name: s
     ],
 )
 def test_a_stop_text_is_found_with_the_token_that_completes_it(name: str, ids: Sequence[int], stop: str) -> None:
-    arrivals = [[token] for token in [*ids, *b" and more"]]
+    arrivals = [[token] for token in ids]
     assert searched(TOKENIZERS[name], arrivals, [stop]) == (list(ids), True)
     assert obvious(TOKENIZERS[name], arrivals, [stop]) == (list(ids), True)
 
