@@ -107,3 +107,22 @@ def test_a_wrong_request_is_refused(client: openai.OpenAI) -> None:
 def test_only_who_has_the_key_is_let_in(client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="none").models.list()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [("--gpu-memory-utilization", "7", "gpu_memory_utilization: Input should be less than or equal to 1"),
+     ("--max-model-len", "999999", "greater than the derived max_model_len")],
+)  # fmt: skip
+def test_options_of_vllm_that_it_refuses_are_said_in_one_message(
+    composed: Composition, option: str, value: str, reason: str
+) -> None:
+    command = [sys.executable, "-m", "tessellm.cli", "serve", "--engine", "vllm", str(composed.folder), "--port", "0"]
+    ran = subprocess.run(
+        [*command, "--", *OPTIONS, option, value], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 2, ran.stderr[-2000:]
+    assert "Traceback" not in ran.stderr
+    (said,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
+    assert "vLLM cannot start" in said
+    assert reason in said

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import MemberError, require
+from pydantic import ValidationError
+
+from ..errors import EngineError, MemberError, require
 from ..serve.server import bound
 from ..serve.settings import Settings
 
@@ -46,4 +48,14 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
     from vllm.entrypoints.launchers.api_server.entry import main
 
     sys.argv = ["tessellm serve --engine vllm", *arguments(folder, host, port, extra)]
-    main()
+    try:
+        main()
+    except ValueError as error:  # what its options are checked with, pydantic's too; later errors have other types
+        raise EngineError(f"vLLM cannot start: {_reason(error)}. Its options are those after --") from error
+
+
+def _reason(error: ValueError) -> str:
+    """In one line, without pydantic's copy of all that was given."""
+    if isinstance(error, ValidationError):
+        return "; ".join(": ".join([*map(str, each["loc"]), each["msg"].rstrip(".")]) for each in error.errors())
+    return " ".join(str(error).split()).rstrip(".")
