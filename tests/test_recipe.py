@@ -143,3 +143,9 @@ def test_a_number_with_an_exponent_is_a_number(tmp_path: Path) -> None:
     )
     experts = read_recipe(tmp_path / "r.yaml").experts
     assert [getattr(experts[name], "weight", None) for name in "ab"] == [0.001, -200.0]
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "recipe.yaml"])
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path, name):
+    (tmp_path / name).write_text('{"base": "b", "experts": {"math": "m"}}\r\n', encoding="utf-8-sig")
+    assert read_recipe(tmp_path / name).base.source == "b"

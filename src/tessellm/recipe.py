@@ -93,7 +93,7 @@ class Recipe(_Strict):
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
