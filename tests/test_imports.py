@@ -19,7 +19,7 @@ LAYERS = [  # a module imports from its own layer and from those above it in thi
     {"sources", "files", "provenance", "stamps", "rows", "quantized"},
     {"speakers", "temperature", "vocabulary", "vocabulary_notes"},
     {"cache", "shared_tensors"},
-    {"model"},
+    {"generation_hooks", "model"},
     {"adapters", "members", "model_card"},
     {"compose"},
     {"checkpoint", "recipe"},

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import ComposedCache
 from .config import ComposedConfig
 from .errors import MemberError, PromptError
+from .generation_hooks import GenerationHooks
 from .rows import kept_rows, mask_rows, time_slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
-from .temperature import check_temperature
 from .termination import Terminated, check_policy
 from .vocabulary import Alignment
 
@@ -40,7 +40,7 @@ class ComposedOutput(CausalLMOutputWithPast):
     member_logprobs: Tensor | None = None
 
 
-class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
+class ComposedForCausalLM(PreTrainedModel, GenerationHooks):
     """Several language models that share a base, as one. Build it with `tessellm.compose` or `from_pretrained`."""
 
     config_class = ComposedConfig
@@ -244,54 +244,6 @@ class ComposedForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{length} tokens are too many: the shortest context among the members is {limit}. Shorten the "
                 "prompt or max_new_tokens"
             )
-
-    def generate(self, *args: Any, particles: int | None = None, **kwargs: Any) -> Any:
-        """As of any Hugging Face model. With `particles=N`, drawn from C by Monte Carlo: see `tessellm.particles`."""
-        if particles is None:
-            return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
-        from .particle_generation import generate
-
-        return generate(self, particles, *args, **kwargs)
-
-    def _prepare_generated_length(  # type: ignore[override]
-        self, generation_config: Any, has_default_max_length: bool, input_ids_length: int, **kwargs: Any
-    ) -> Any:
-        """How many tokens `generate` may write; more than the context holds are refused before the first."""
-        if has_default_max_length and not self.config.max_position_embeddings:  # no limit; read there as one of 0
-            generation_config.max_new_tokens = generation_config.max_new_tokens or generation_config.max_length
-        prepared = GenerationMixin._prepare_generated_length(
-            cast(Any, self),
-            generation_config=generation_config,
-            has_default_max_length=has_default_max_length,
-            input_ids_length=input_ids_length,
-            **kwargs,
-        )
-        self.config.check_room(input_ids_length, max(1, prepared.max_length - input_ids_length))
-        return prepared
-
-    def _prepare_cache_for_generation(
-        self,
-        generation_config: Any,
-        model_kwargs: dict,
-        generation_mode: Any,
-        batch_size: int,
-        max_cache_length: int,
-    ) -> Any:
-        """What `generate` needs for one model, prepared for each member by itself."""
-        if generation_config.do_sample and generation_config.temperature is not None:
-            check_temperature(generation_config.temperature)
-        arguments = (generation_mode, batch_size, max_cache_length)
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
-            GenerationMixin._prepare_cache_for_generation(cast(Any, self), generation_config, model_kwargs, *arguments)
-            return
-        caches = []
-        for name in self.members:
-            prepared: dict[str, Any] = {}
-            cast(Any, self.member(name))._prepare_cache_for_generation(generation_config, prepared, *arguments)
-            caches.append(prepared["past_key_values"])
-        cache = model_kwargs["past_key_values"] = ComposedCache(caches, self.rule)
-        if generation_config.is_assistant:  # what it drafts may be taken back
-            cache.activate_past_recording()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
