@@ -1,4 +1,4 @@
-"""The README's generated blocks: `python docs/generate.py` writes them, `--check` says whether they are current.
+"""Generated blocks of the README and of pages: `python docs/generate.py` writes them, `--check` asks if they are current.
 
 The tree's comments are the first lines of the modules' docstrings.
 """
@@ -11,12 +11,14 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DIAGNOSE = ROOT / "docs" / "diagnose.md"
 SERVE = ROOT / "docs" / "serve.md"
 TABLE = ROOT / "docs" / "experiments-table.md"
+EVERYTHING = ROOT / "docs" / "results.md"
 FOLDERS = {
     "tests/": "mirror src",
     "recipes/": "ready YAML",
@@ -29,66 +31,75 @@ FOLDERS = {
 HEADLINES = [  # (result, claim): what the README's table shows, beside whatever did not hold
     ("many-experts", "thirteen"),
     ("many-experts", "collapse"),
-    ("skills", "chain-1 (4 layers, 256 wide)"),
     ("skills", "aligned (4 layers, 256 wide)"),
     ("skills", "aware (4 layers, 256 wide)"),
-    ("skills", "eq2 (4 layers, 256 wide)"),
-    ("skills", "chain-1 (2 layers, 128 wide)"),
-    ("skills", "aligned (2 layers, 128 wide)"),
-    ("skills", "aware (2 layers, 128 wide)"),
     ("endings", "evidence-owner-ends"),
-    ("blending", "evidence"),
     ("rule-cost", "compiled-3"),
     ("theorems", "theorem-1"),
     ("theorems", "theorem-2"),
     ("theorems", "gap-eq-2"),
     ("theorems", "gap-particles"),
-    ("letters", "position-wise-composed"),
     ("letters", "autoregressive-composed"),
-    ("scale", "disconnected"),
-    ("scale", "non_compositional"),
     ("scale", "correlation"),
     ("neurons", "bound"),
-    ("neurons", "exact"),
     ("prediction", "spearman"),
-    ("prediction", "naive"),
-    ("table", "math"),
-    ("table", "code"),
     ("table", "average"),
-    ("table", "mixed"),
     ("table", "mixed-members"),
     ("table", "mixed-merges"),
-    ("table", "speed"),
     ("cpu-decoding", "batch 1"),
     ("cpu-decoding", "uneven"),
     ("cpu-decoding", "adapters"),
-    ("reference-overhead", "step, product, batch 1"),
-    ("reference-overhead", "step, evidence, batch 1"),
 ]
 MARKS = {True: "yes", False: "**no**", None: ""}
 
 
-def results() -> Iterator[str]:
-    yield "| experiment | claim | measured | target | holds | seed, on |"
-    yield "|---|---|---|---|---|---|"
-    contents = {
+def contents() -> dict[str, Any]:
+    """What is in results/, by name."""
+    return {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results").glob("*.json"))
     }
-    failed = [
-        (name, claim["id"])
-        for name, content in contents.items()
-        for claim in content["claims"]
-        if claim["holds"] is False
-    ]
+
+
+def results() -> Iterator[str]:
+    """The headlines, and whatever did not hold."""
+    yield "| experiment | claim | measured | target | holds | seed, on |"
+    yield "|---|---|---|---|---|---|"
+    every = contents()
+    failed = [(name, claim["id"]) for name, content in every.items() for claim in content["claims"] if failing(claim)]
     for name, claim_id in dict.fromkeys([*HEADLINES, *failed]):
-        content = contents[name]
+        content = every[name]
         (claim,) = [claim for claim in content["claims"] if claim["id"] == claim_id]
-        statement = claim["statement"]
-        if len({other["statement"] for other in content["claims"]}) < len(content["claims"]):
-            statement = f"{claim_id}: {statement}"  # the statements alone do not tell the claims apart
-        cells = [name, statement, shown(claim["value"]), claim["target"] or "", MARKS[claim["holds"]]]
-        cells.append(f"{content['seed']}, {content['hardware']}")
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield row(name, *cells_of(claim, content), f"{content['seed']}, {content['hardware']}")
+
+
+def all_results() -> Iterator[str]:
+    """Every claim of every result."""
+    for name, content in contents().items():
+        size = f", size {content['size']}" if content["size"] else ""
+        yield f"## {name}"
+        yield ""
+        yield f"Seed {content['seed']}{size}, {content['hardware']}, commit {content['commit'][:7]}."
+        yield ""
+        yield "| claim | measured | target | holds |"
+        yield "|---|---|---|---|"
+        for claim in content["claims"]:
+            yield row(*cells_of(claim, content))
+        yield ""
+
+
+def failing(claim: dict[str, Any]) -> bool:
+    return claim["holds"] is False
+
+
+def cells_of(claim: dict[str, Any], content: dict[str, Any]) -> list[str]:
+    statement = claim["statement"]
+    if len({other["statement"] for other in content["claims"]}) < len(content["claims"]):
+        statement = f"{claim['id']}: {statement}"  # the statements alone do not tell the claims apart
+    return [statement, shown(claim["value"]), claim["target"] or "", MARKS[claim["holds"]]]
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def shown(value: object) -> str:
@@ -195,6 +206,7 @@ def pages() -> dict[Path, str]:
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
         DIAGNOSE: with_block(page, "prediction", prediction()),
         TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
+        EVERYTHING: with_block(EVERYTHING.read_text(encoding="utf-8"), "all results", all_results()),
         SERVE: with_block(SERVE.read_text(encoding="utf-8"), "serving", serving()),
     }
 

@@ -30,13 +30,13 @@ from . import adapters, files, sources
 from .compose import assemble, check_termination, load_members, make_loading, place, rule_entry
 from .config import ComposedConfig
 from .errors import CheckpointError
-from .members import Loading, Member, MemberSpec, load_tokenizer
+from .links import link, saved_member
+from .members import Member, load_tokenizer
 from .model import ComposedForCausalLM
 from .model_card import model_card
 from .quantized import check_readable
 from .rules import RULES
 from .shared_tensors import store_once
-from .stamps import Stamp, telling_files
 from .vocabulary import Alignment, Vocabulary
 
 STUB = '''"""Lets `from_pretrained(folder, trust_remote_code=True)` find tessellm, which must be installed."""
@@ -81,7 +81,7 @@ def save(
             f"the rule {model.config.rule['name']!r} is not in tessellm's table, so it cannot be saved"
         )
     target = Path(os.path.realpath(Path(target).expanduser()))
-    entries = [] if self_contained else [_link(member, target) for member in model.loaded_members]
+    entries = [] if self_contained else [link(member, target) for member in model.loaded_members]
     check_target(target)
     with files.new_directory(target, is_composition) as folder:
         if self_contained:
@@ -218,30 +218,6 @@ def load_as_hugging_face(path: str | Path, **options: Any) -> Any:
     return (model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}) if report else model
 
 
-def _link(member: Member, target: Path) -> dict[str, Any]:
-    """Where a member is, seen from the composition's folder, and how it was loaded."""
-    if member.source is None:
-        raise CheckpointError(
-            f"member {member.name!r} was given as a loaded model, so there is nothing to link to. Save with "
-            "self_contained=True, or compose from folders"
-        )
-    if target.resolve() in member.source.directory.parents:
-        raise CheckpointError(
-            f"member {member.name!r} is inside {target}, which would be replaced by a link to it. Save self-contained, "
-            "or to another folder"
-        )
-    entry: dict[str, Any] = {}
-    if not member.is_adapter:
-        entry["dtype"] = str(member.model.dtype).removeprefix("torch.")
-    if member.spec.quantization is not None:
-        entry["quantization"] = member.spec.quantization
-    if member.source.hub_id is not None:
-        return {"source": member.source.hub_id, "revision": member.source.revision, **entry}
-    files = telling_files(member.source.directory, sources.weight_files(member.source.directory))
-    path = Path(os.path.relpath(member.source.directory, target.resolve())).as_posix()
-    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(Stamp.of(files)), **entry}
-
-
 def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> list[dict[str, Any]]:
     plain = {}
     for member in members:
@@ -280,34 +256,3 @@ def read_own_tensors(folder: Path) -> dict[str, Tensor]:
 
 def saved_alignment(tensors: Mapping[str, Tensor], name: str, size: int) -> Alignment:
     return Alignment(tensors.get(f"vocabulary.{name}.member_id"), size, tensors.get(f"vocabulary.{name}.silent"))
-
-
-def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
-    """Where a member of a saved composition is; refused if it is gone or no longer what it was."""
-    name, source = entry["name"], entry.get("source")
-    if not source:
-        raise CheckpointError(f"{folder / 'config.json'} does not say where member {name!r} is")
-    as_saved = loading.dtype in (None, "auto")
-    return MemberSpec(
-        str(_linked_folder(entry, folder)) if source.startswith(".") else source,
-        weight=entry["weight"],
-        revision=entry.get("revision"),
-        dtype=entry.get("dtype") if as_saved else None,
-        quantization=entry.get("quantization"),
-        any_base=True,  # checked when it was composed
-    )
-
-
-def _linked_folder(entry: Mapping[str, Any], folder: Path) -> Path:
-    name, path = entry["name"], Path(os.path.normpath(folder / entry["source"]))
-    if not path.is_dir():
-        raise CheckpointError(
-            f"member {name!r} is missing: {folder} links to {path}, which is not there. Move it back, or compose again"
-        )
-    weights = sources.check_files(path, f"member {name!r}")
-    if "stamp" in entry and not Stamp(**entry["stamp"]).matches(telling_files(path, weights)):
-        raise CheckpointError(
-            f"member {name!r} has changed since it was composed: {path} holds other weights or another config. "
-            "Compose again to take them"
-        )
-    return path

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from .cache import ComposedCache
 from .config import ComposedConfig
 from .errors import MemberError, PromptError
-from .generation_hooks import GenerationHooks
+from .generation_mixin import ComposedGenerationMixin
 from .rows import kept_rows, mask_rows, time_slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
 from .termination import Terminated, check_policy
@@ -40,7 +40,7 @@ class ComposedOutput(CausalLMOutputWithPast):
     member_logprobs: Tensor | None = None
 
 
-class ComposedForCausalLM(PreTrainedModel, GenerationHooks):
+class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
     """Several language models that share a base, as one. Build it with `tessellm.compose` or `from_pretrained`."""
 
     config_class = ComposedConfig

@@ -20,9 +20,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from .checkpoint import read_config, saved_member
+from .checkpoint import read_config
 from .compose import rule_entry
 from .errors import MemberError, RecipeError, nearest
+from .links import saved_member
 from .members import Loading
 from .recipe import read_recipe
 from .rules import plain_rule

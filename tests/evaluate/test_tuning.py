@@ -109,7 +109,9 @@ def test_bad_usage_is_named(cli: Any, folder: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((), "expected either texts, to tune by likelihood"),
         ((tmp_path / "dev.txt", "--tasks", "gsm8k"), "got both"),
-        ((tmp_path / "dev.txt", "--rules", "product"), "--rules and --output go with --tasks"),
+        ((tmp_path / "dev.txt", "--rules", "product"), "--rules goes with --tasks"),
+        ((tmp_path / "dev.txt", "--batch-size", 2), "--batch-size goes with --tasks"),
+        ((tmp_path / "dev.txt", "--self-contained"), "--self-contained goes with --save"),
         (("--tasks", "gsm8k", "--rules", "prodct", *given), "did you mean 'product'"),
         (("--tasks", "gsm8k", "--weights", "a", *given), "--weights: expected numbers"),
         (("--tasks", "gsm8k", "--develop", 9, *given), "gsm8k needs 8 worked examples"),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..errors import RecipeError
-from .shared import Device, Dtype, ModelPath, err, load, out
+from .shared import Device, Dtype, ModelPath, as_option, err, load, on_command_line, out
 
 OURS = {  # options of our own engine: what to give vLLM instead, after --
     "slots": "--max-num-seqs",
@@ -90,9 +90,6 @@ def _key_in(file: Path) -> str:
 
 def refuse_ours(given: typer.Context) -> None:
     """Rather than drop what the user asked of the wrong engine."""
-    for name, instead in OURS.items():
-        source = given.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            hint = f"Give vLLM's own after --: -- {instead}" if instead else "Leave it out"
-            raise RecipeError(f"{option} is an option of tessellm's own engine, not of --engine vllm. {hint}")
+    for name in on_command_line(given, OURS):
+        hint = f"Give vLLM's own after --: -- {OURS[name]}" if OURS[name] else "Leave it out"
+        raise RecipeError(f"{as_option(name)} is an option of tessellm's own engine, not of --engine vllm. {hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,3 +72,13 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)):
         raise RecipeError(f"{option}: expected numbers with commas between them, such as 0.5,1; got {text!r}")
     return found
+
+
+def on_command_line(given: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of these options that the user wrote."""
+    sources = {name: given.get_parameter_source(name) for name in names}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def as_option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -12,10 +12,29 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, SEEDS, Device, Dtype, JsonPath, ModelPath, err, load, numbers, out, words, write_json
+from .shared import (
+    PLAIN,
+    SEEDS,
+    Device,
+    Dtype,
+    JsonPath,
+    ModelPath,
+    as_option,
+    err,
+    load,
+    numbers,
+    on_command_line,
+    out,
+    words,
+    write_json,
+)
+
+
+WITH_TASKS = ("rules", "weights", "data", "develop", "output", "batch_size", "engine", "seed")
 
 
 def tune(
+    given: typer.Context,
     model: ModelPath,
     development: Annotated[
         Path | None,
@@ -54,9 +73,11 @@ def tune(
         )
     if save is not None:
         check_target(save)
+    elif self_contained:
+        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
     if development is not None:
-        if rules or output is not None:
-            raise RecipeError("--rules and --output go with --tasks: likelihood finds weights, under the model's rule")
+        for name in on_command_line(given, WITH_TASKS):
+            raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
         composition, tuning, rule = by_likelihood(model, development, held_out, device, dtype)
     else:
         from ..evaluate.splits import Part

@@ -14,9 +14,10 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .. import model as reference
-from ..checkpoint import read_own_tensors, saved_alignment, saved_member
+from ..checkpoint import read_own_tensors, saved_alignment
 from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
+from ..links import saved_member
 from ..members import Loading
 from ..rules import RULES, Rule, plain_rule
 from ..sources import Source, check_files, find

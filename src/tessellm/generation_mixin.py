@@ -12,8 +12,8 @@ from .rules import Rule
 from .temperature import check_temperature
 
 
-class GenerationHooks(GenerationMixin):
-    """`GenerationMixin` for a model of several members."""
+class ComposedGenerationMixin(GenerationMixin):
+    """`GenerationMixin` for a model of several members, and named so: by the name Hugging Face knows what generates."""
 
     config: Any  # a ComposedConfig
     members: nn.ModuleDict
