@@ -1,4 +1,4 @@
-"""Generated blocks of the README and of pages: `python docs/generate.py` writes them, `--check` asks if they are current.
+"""Generated blocks of README and pages: `python docs/generate.py` writes them, `--check` asks whether they are current.
 
 The tree's comments are the first lines of the modules' docstrings.
 """

@@ -29,7 +29,6 @@ from .shared import (
     write_json,
 )
 
-
 WITH_TASKS = ("rules", "weights", "data", "develop", "output", "batch_size", "engine", "seed")
 
 
