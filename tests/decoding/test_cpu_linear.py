@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,10 @@ from torch.nn import functional
 
 from tessellm.decoding import cpu_linear
 from tessellm.decoding.cpu_linear import CpuLinear, MemberModules, quicken
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+
+from decoding_cases import composition, prompts, unexcused
 
 
 @pytest.mark.parametrize("onednn", [True, False])
@@ -35,15 +41,37 @@ def test_computes_what_the_layer_computes(
 def test_keeps_no_more_weights_twice_than_it_may_and_the_output_layer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.ModuleDict({"up": nn.Linear(8, 16, bias=False), "out": nn.Linear(8, 32, bias=False)})
     monkeypatch.setattr(cpu_linear, "COPIED_BYTES", 32 * 8 * 4)
+    monkeypatch.setattr(cpu_linear, "SMALL", 0)
     quicken(model, model["out"])
     assert all(isinstance(layer, CpuLinear) for layer in model.values())
     assert model["out"].transposed is not None
     assert model["up"].transposed is None
 
 
-def test_leaves_half_precision_and_what_belongs_to_members_alone() -> None:
-    theirs = nn.Sequential(nn.Linear(4, 4))
-    model = nn.ModuleDict({"narrow": nn.Linear(4, 4, dtype=torch.bfloat16), "members": MemberModules([theirs])})
+def test_leaves_small_layers_half_precision_and_what_belongs_to_members_alone() -> None:
+    theirs = nn.Sequential(nn.Linear(512, 512))
+    model = nn.ModuleDict(
+        {
+            "large": nn.Linear(512, 512),
+            "small": nn.Linear(512, 511),
+            "short": nn.Linear(512, 512, dtype=torch.bfloat16),
+            "members": MemberModules([theirs]),
+        }
+    )
     quicken(model, None)
-    assert type(model["narrow"]) is nn.Linear
-    assert type(theirs[0]) is nn.Linear
+    assert type(model["large"]) is CpuLinear
+    assert type(model["small"]) is type(model["short"]) is type(theirs[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "both"])
+def test_an_engine_of_such_layers_equals_the_reference(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_linear, "SMALL", 0)
+    model = composition(kind, tmp_path)
+    engine = Engine(model, slots=3)
+    layers = [
+        layer for group in engine.state.groups for layer in group.module.modules() if isinstance(layer, CpuLinear)
+    ]
+    assert layers
+    assert unexcused(model, engine.generate(prompts(7), Sampling(12, ignore_end=True))) == []
