@@ -52,8 +52,8 @@ def test_leaves_small_layers_half_precision_and_what_belongs_to_members_alone() 
     theirs = nn.Sequential(nn.Linear(512, 512))
     model = nn.ModuleDict(
         {
-            "large": nn.Linear(512, 512),
-            "small": nn.Linear(512, 511),
+            "large": nn.Linear(512, 256),
+            "small": nn.Linear(512, 255),
             "short": nn.Linear(512, 512, dtype=torch.bfloat16),
             "members": MemberModules([theirs]),
         }

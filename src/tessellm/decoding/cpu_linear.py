@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FEW, FEW_UNCOPIED = 3, 8  # rows up to which a weight comes first; the second: a wide one that is not kept twice
-SMALL = 1 << 18  # weights below which a layer stays as it is
+SMALL = 1 << 17  # weights below which a layer stays as it is
 COPIED_BYTES = 1 << 30  # of weights kept twice, a group of members
 
 _onednn: Any = torch.ops.mkldnn
