@@ -19,6 +19,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from reference_overhead import RESULTS
 from tessellm.continuations import Request
 from tessellm.decoding.bench.loops import Loop
 from tessellm.decoding.bench.measure import random_prompts
@@ -26,7 +27,6 @@ from tessellm.decoding.bench.models import random_composition
 from tessellm.evaluate.writer import Ask, Writer
 from tessellm.experiments.claims import Claim, Result, at_least
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 STOPS = ("Question:", "\nclass ", "\nif __name__")  # none is in the words below
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from speculation import GAIN
 from tessellm.experiments.claims import Claim, at_least, at_most
 
 Tables = Mapping[str, Any]
-GAIN = 1.6  # of speculation
 
 
 def claims(tables: Tables) -> list[Claim]:

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch
 
 import speculation as trained_speculation
 from gpu_claims import claims
+from reference_overhead import RESULTS
 from tessellm.decoding.bench.equality import compared
 from tessellm.decoding.bench.figure import draw
 from tessellm.decoding.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
@@ -41,7 +42,6 @@ from tessellm.decoding.speculation import Speculation
 from tessellm.experiments.claims import Result
 from tessellm.shared_tensors import unique_bytes
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 NAME = "gpu-decoding"
 FULL, LORA = 3, 8  # the most experts of each kind
 WARM_SECONDS = 120
@@ -145,31 +145,32 @@ class Bench:
 def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     """What is measured, the most important first."""
     found: dict[str, Callable[[], dict[str, Any]]] = {
-        "full, batch 1": lambda: bench.full(loops=True),
-        "full, profile": lambda: bench.profile("full", 2),
-        "full, batch 32": lambda: bench.full(batch=32),
-        "lora, 3 experts": lambda: bench.lora(3),
+        "full, batch 1": partial(bench.full, loops=True),
+        "full, profile": partial(bench.profile, "full", 2),
+        "full, batch 32": partial(bench.full, batch=32),
+        "lora, 3 experts": partial(bench.lora, 3),
         "base alone, 4 rows": bench.base,
-        "lora, profile": lambda: bench.profile("lora", 3),
-        "lora, 1 experts": lambda: bench.lora(1),
-        "lora, 8 experts": lambda: bench.lora(8),
+        "lora, profile": partial(bench.profile, "lora", 3),
+        "lora, 1 experts": partial(bench.lora, 1),
+        "lora, 8 experts": partial(bench.lora, 8),
         "memory": bench.memory,
     }
     for batch in bench.counts:
         for draft in ("lookup", "member:base"):
-            found[f"speculation, {draft}, batch {batch}"] = lambda d=draft, b=batch: bench.speculation(d, b)  # type: ignore[misc]
+            found[f"speculation, {draft}, batch {batch}"] = partial(bench.speculation, draft, batch)
     for prompt in bench.contexts:
-        found[f"full, prompt {prompt}"] = lambda n=prompt: bench.full(prompt=n)  # type: ignore[misc]
-    found["equality, full, float32"] = lambda: bench.equality("full", torch.float32)
-    found["equality, full, float32, drafts"] = lambda: bench.equality("full", torch.float32, "lookup")
-    found["equality, lora, float32"] = lambda: bench.equality("lora", torch.float32)
-    found[f"equality, full, {str(bench.dtype)[6:]}"] = lambda: bench.equality("full", bench.dtype)
-    found["lora, 2 experts"], found["lora, 5 experts"] = (lambda n=n: bench.lora(n) for n in (2, 5))  # type: ignore[misc]
-    found["full, 1 experts"], found["full, 3 experts"] = (lambda n=n: bench.full(n) for n in (1, 3))  # type: ignore[misc]
-    found["full, batch 8"] = lambda: bench.full(batch=8)
+        found[f"full, prompt {prompt}"] = partial(bench.full, prompt=prompt)
+    found["equality, full, float32"] = partial(bench.equality, "full", torch.float32)
+    found["equality, full, float32, drafts"] = partial(bench.equality, "full", torch.float32, "lookup")
+    found["equality, lora, float32"] = partial(bench.equality, "lora", torch.float32)
+    found[f"equality, full, {str(bench.dtype)[6:]}"] = partial(bench.equality, "full", bench.dtype)
+    for kind, measured, counts in (("lora", bench.lora, (2, 5)), ("full", bench.full, (1, 3))):
+        for count in counts:
+            found[f"{kind}, {count} experts"] = partial(measured, count)
+    found["full, batch 8"] = partial(bench.full, batch=8)
     found["full, Eq. 2"] = bench.by_product
     for prompt in bench.contexts:
-        found[f"lora, prompt {prompt}"] = lambda n=prompt: bench.lora(prompt=n)  # type: ignore[misc]
+        found[f"lora, prompt {prompt}"] = partial(bench.lora, prompt=prompt)
     return found
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,11 @@ HEADLINES = [  # (result, claim): what the README's table shows, beside whatever
     ("cpu-decoding", "uneven"),
     ("cpu-decoding", "adapters"),
 ]
+TIMES = ("first_token", "between_tokens")
 MARKS = {True: "yes", False: "**no**", None: ""}
 
 
+@cache
 def contents() -> dict[str, Any]:
     """What is in results/, by name."""
     return {
@@ -128,7 +131,7 @@ def tree() -> Iterator[str]:
 
 
 def prediction() -> Iterator[str]:
-    content = json.loads((ROOT / "results" / "prediction.json").read_text(encoding="utf-8"))
+    content = contents()["prediction"]
     yield f"Seed {content['seed']}, {content['hardware']}, commit {content['commit'][:7]}."
     yield ""
     yield "| what | value |"
@@ -139,7 +142,7 @@ def prediction() -> Iterator[str]:
 
 def table() -> Iterator[str]:
     """The table in miniature: shares right with intervals."""
-    content = json.loads((ROOT / "results" / "table.json").read_text(encoding="utf-8"))
+    content = contents()["table"]
     cells, kinds = content["tables"]["cells"], list(content["tables"]["cells"])
     seeds, parameters = len(content["tables"]["seeds"]), content["tables"]["seeds"][0]["parameters"]
     yield (
@@ -158,14 +161,14 @@ def table() -> Iterator[str]:
     yield "| claim | value | target | holds |"
     yield "| --- | --- | --- | --- |"
     for claim in content["claims"]:
-        yield f"| {claim['statement']} | {shown(claim['value'])} | {claim['target'] or ''} | {MARKS[claim['holds']]} |"
+        yield row(*cells_of(claim, content))
     yield ""
     yield "![Shares right by kind of problem and column](images/table.png)"
 
 
 def serving() -> Iterator[str]:
     """The server's latencies, and what a minute of many clients did to it."""
-    content = json.loads((ROOT / "results" / "serve-latency.json").read_text(encoding="utf-8"))
+    content = contents()["serve-latency"]
     tables, claims = content["tables"], {claim["id"]: claim for claim in content["claims"]}
     load, machine = tables["load"], tables["machine"]
     yield (
@@ -175,9 +178,9 @@ def serving() -> Iterator[str]:
     yield ""
     yield "| clients | first token, ms (median, 95 %) | between tokens, ms | tokens a second |"
     yield "|---|---|---|---|"
-    for count, row in ((name.partition(" ")[0], row) for name, row in tables.items() if name.endswith(" clients")):
-        times = (f"{row[key]['median_ms']:.0f}, {row[key]['p95_ms']:.0f}" for key in ("first_token", "between_tokens"))
-        yield f"| {count} | {' | '.join(times)} | {row['tokens_per_second']:.0f} |"
+    for count, found in ((name.partition(" ")[0], each) for name, each in tables.items() if name.endswith(" clients")):
+        times = (f"{found[key]['median_ms']:.0f}, {found[key]['p95_ms']:.0f}" for key in TIMES)
+        yield row(count, *times, f"{found['tokens_per_second']:.0f}")
     yield ""
     yield (
         f"16 clients get {claims['batching']['value']:.1f} times the tokens of one. 200 clients for a minute, a third "

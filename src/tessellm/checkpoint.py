@@ -154,8 +154,10 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     loading = make_loading(options)
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
-    config = config or read_config(folder)
-    check_config(config, folder / "config.json")
+    if config is None:
+        config = read_config(folder)
+    else:
+        check_config(config, folder / "config.json")
     specs = {entry["name"]: saved_member(entry, folder, loading) for entry in config.members}
     members = load_members(place(specs, device_map), loading)
     tensors = read_own_tensors(folder)

@@ -19,7 +19,7 @@ from .cache import ComposedCache
 from .config import ComposedConfig
 from .errors import MemberError, PromptError
 from .generation_mixin import ComposedGenerationMixin
-from .rows import kept_rows, mask_rows, time_slices
+from .rows import kept_rows, mask_rows, slices
 from .rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
 from .termination import Terminated, check_policy
 from .vocabulary import Alignment
@@ -182,7 +182,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large, so the
         members' own are kept only if asked for."""
         composed, members = [], []
-        for start, stop in time_slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
+        for start, stop in slices(logits_M[0].shape[1], len(logits_M) * logits_M[0][:, :1].numel()):
             rows = [logits_BTV[:, start:stop] for logits_BTV in logits_M]
             logp_MBTV = normalised(rows)
             if look:

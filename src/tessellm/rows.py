@@ -10,11 +10,11 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 26  # log-probabilities are combined in slices of at most this many numbers
 
 
-def time_slices(steps: int, elements_a_step: int) -> Iterator[tuple[int, int]]:
-    """Cut `steps` positions into slices of at most CHUNK_ELEMENTS numbers."""
-    size = max(1, CHUNK_ELEMENTS // max(1, elements_a_step))
-    for start in range(0, steps, size):
-        yield start, min(start + size, steps)
+def slices(count: int, elements_each: int, most: int = CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
+    """Cut so many positions, or rows of another kind, into slices of at most `most` numbers, but one at the least."""
+    size = max(1, most // max(1, elements_each))
+    for start in range(0, count, size):
+        yield start, min(start + size, count)
 
 
 def kept_rows(keep: int | Tensor) -> slice | Tensor:

@@ -8,18 +8,30 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from .shared import NARROW, Device, Dtype, JsonPath, err, load, out, readable_size, writable, write_json
+from .shared import (
+    NARROW,
+    Device,
+    Dtype,
+    JsonPath,
+    err,
+    load,
+    on_command_line,
+    out,
+    readable_size,
+    writable,
+    write_json,
+)
 
 
 def bench(
+    given: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A composition or a recipe.")] = None,
     shapes: Annotated[
         str | None, typer.Option(help="Random weights instead of a model: gemma-2-2b, llama-512, llama-tiny.")
     ] = None,
     kind: Annotated[
-        Literal["full", "lora"] | None,
-        typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.  [default: full]"),
-    ] = None,
+        Literal["full", "lora"], typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.")
+    ] = "full",
     experts: Annotated[list[int] | None, typer.Option(help="How many experts; several: a sweep.")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Sequences at once; several: a sweep.  [default: 1]")] = None,
     prompt: Annotated[
@@ -27,7 +39,7 @@ def bench(
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of the engine and the loops; medians are shown.")] = 3,
-    rule: Annotated[str | None, typer.Option(help="With --shapes: the rule.  [default: evidence]")] = None,
+    rule: Annotated[str, typer.Option(help="With --shapes: the rule.")] = "evidence",
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="On a GPU: torch.compile where it pays.")
     ] = True,
@@ -52,7 +64,7 @@ def bench(
 
     if (model is None) == (shapes is None):
         raise EngineError("expected either a composition or --shapes")
-    if model is not None and (kind or rule):
+    if model is not None and on_command_line(given, ("kind", "rule")):
         raise EngineError("--kind and --rule go with --shapes: a composition has experts and a rule of its own")
     if figure is not None:
         check_format(figure)
@@ -60,13 +72,13 @@ def bench(
     result = run(
         None if model is None else load(model, device, dtype),
         shapes,
-        kind or "full",
+        kind,
         experts or (),
         batch or (1,),
         prompt or (128,),
         new_tokens,
         rounds,
-        rule or "evidence",
+        rule,
         device,
         dtype_of(dtype or ("bfloat16" if device.startswith("cuda") else "float32")),
         compiled,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
+from ..rows import slices
 from ..rules import normalised, working_dtype
 from .compiled_rule import PlainRule
 from .groups import Members, member_logits
@@ -21,7 +22,7 @@ from .requests import Request
 from .sampling import choose, uniform
 from .voices import Special, Voice
 
-READ_AT_ONCE = 1 << 20  # log-probabilities
+READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
 
 
 def part(state: Any, slots: Any) -> Any:
@@ -120,19 +121,15 @@ class SlotState:
         """What a rule says after a prompt, and why; its state begins."""
         rule = voice.rule if voice else self.rule
         state: Any = None
-        for block in self._blocks(logits_M):
-            logp_MBTV = normalised([logits[:, block] for logits in logits_M])
-            logp_BTV, state, why = explained(rule, logp_MBTV, token_BT[:, block], real_BT[:, block], state)
+        elements = len(logits_M) * logits_M[0][:, :1].numel()
+        most = READ_AT_ONCE if self.device.type == "cpu" else elements * token_BT.shape[1]
+        for start, stop in slices(token_BT.shape[1], elements, most):
+            logp_MBTV = normalised([logits[:, start:stop] for logits in logits_M])
+            logp_BTV, state, why = explained(rule, logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)
         if state is not None:
             for buffer, new in zip(self._buffers_for(voice, state), state, strict=True):
                 buffer[slot_B] = new
         return logp_BTV[:, -1], why and Trace(*(column[:, -1:] for column in why))
-
-    def _blocks(self, logits_M: Sequence[Tensor]) -> list[slice]:
-        """Positions that a rule reads at once: all, or on a CPU as many as its cache holds."""
-        batch, steps, vocabulary = logits_M[0].shape
-        block = steps if self.device.type != "cpu" else max(1, READ_AT_ONCE // (len(logits_M) * batch * vocabulary))
-        return [slice(start, start + block) for start in range(0, steps, block)]
 
     def _buffers_for(self, voice: Voice | None, state: Any) -> Any:
         """Voices whose states are of one kind share buffers: a slot has one voice at a time."""

@@ -41,9 +41,13 @@ class Speculation:
 
     def check(self, model: ComposedForCausalLM) -> None:
         """EngineError where the member that is to draft is none of the composition's."""
-        name = self.draft.partition(":")[2]
-        if name and name not in model.members:
-            raise EngineError(f"no member {name!r} to draft; {nearest(name, model.members)}")
+        if self.member and self.member not in model.members:
+            raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
+
+    @property
+    def member(self) -> str:
+        """The member that drafts; empty where the text itself does."""
+        return self.draft.partition(":")[2]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -58,8 +62,9 @@ class Speculator:
         self.wanted, self.steps = wanted, steps
         self.verification = Verification(state, wanted.longest)
         wanted.check(model)
-        name = wanted.draft.partition(":")[2]
-        self.drafter: Drafter = Alone(model, name, self.verification) if name else Lookup(self.verification)
+        self.drafter: Drafter = (
+            Alone(model, wanted.member, self.verification) if wanted.member else Lookup(self.verification)
+        )
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         clock = time.thread_time if state.device.type == "cpu" else time.perf_counter
         self.chances, self.pace = Chances(), Pace(wanted.lengths, clock)

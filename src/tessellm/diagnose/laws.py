@@ -35,7 +35,7 @@ class Hearing:
     def members(self, logp_MBTV: Tensor) -> Tensor:
         """The members' laws."""
         if self.weights is not None:
-            logp_MBTV = tilt(logp_MBTV, weights_on(self.weights, logp_MBTV.dtype, logp_MBTV.device))
+            logp_MBTV = tilt(logp_MBTV, self.weights)
         return logp_MBTV if self.stops is None else as_event(logp_MBTV, self._ends(logp_MBTV))[0]
 
     def composed(self, logp_BTV: Tensor) -> Tensor:
@@ -60,12 +60,6 @@ class Hearing:
 def ends_on(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
     """`ends_of`, made once: making it waits for the device."""
     return ends_of(stops, device)
-
-
-@lru_cache(maxsize=64)
-def weights_on(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def hearing_of(rule: Any) -> Hearing:

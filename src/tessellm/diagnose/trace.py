@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import MemberError, PromptError, require
 from ..model import ComposedForCausalLM
-from ..rows import time_slices
+from ..rows import slices
 from .recorder import Recorder
 
 COMPOSED = "composed"
@@ -162,7 +162,7 @@ def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor 
     recorder, cache = Recorder(model), model.new_cache()
     cache.observer = recorder
     elements = len(model.members) * len(ids_BT) * model.config.vocab_size
-    for start, stop in time_slices(ids_BT.shape[1] - 1, elements):
+    for start, stop in slices(ids_BT.shape[1] - 1, elements):
         model(
             ids_BT[:, start:stop],
             attention_mask=mask_BT[:, :stop].long(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..rows import slices
 from ..theory.sampled import AT_ONCE
 from ..theory.sampled import bootstrap as resampled
 
@@ -65,8 +66,7 @@ def sign_flip_test(differences: np.ndarray) -> float:
         return min(1.0, float(2 * tail / 2**n))
     generator = np.random.default_rng(SEED)
     wanted, extreme = abs(moved.sum()) - 1e-12, 0
-    at_once = max(1, AT_ONCE // len(moved))
-    for start in range(0, DRAWS, at_once):
-        signs = generator.integers(0, 2, (min(at_once, DRAWS - start), len(moved))) * 2 - 1
+    for start, stop in slices(DRAWS, len(moved), AT_ONCE):
+        signs = generator.integers(0, 2, (stop - start, len(moved))) * 2 - 1
         extreme += int((np.abs(signs @ moved) >= wanted).sum())
     return (extreme + 1) / (DRAWS + 1)

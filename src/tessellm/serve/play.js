@@ -80,6 +80,7 @@ async function call(path, options = {}) {
     throw error.name === "AbortError" ? error : new Error("the server does not answer");
   });
   if (answer.status === 401) throw locked(key);
+  byId("locked").hidden = true;
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   return answer;
 }
@@ -274,7 +275,6 @@ async function begin() {
   state.model = model.id;
   state.members = model.tessellm.members.map((member, number) => ({ ...member, number }));
   byId("name").textContent = visible(model.id);
-  byId("locked").hidden = true;
   byId("legend").replaceChildren(...state.members.map((member) =>
     element("li", {}, element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour }, ` ${visible(member.name)} `))),
     element("li", {}, element("span", { class: "t x", "data-owner": 0 }, " interference ")), element("li", {}, element("span", { class: "t v", "data-owner": 0 }, " nobody’s favourite ")));

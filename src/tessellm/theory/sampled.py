@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM, mask_rows
+from ..rows import slices
 from ..rules import Product, product_scores
 from .definitions import second_largest
 
@@ -190,10 +191,9 @@ def bootstrap(
 ) -> tuple[float, float]:
     """A percentile interval for Σ sum / Σ count, over texts: tokens of one text are not independent."""
     texts, generator = len(sum_B), torch.Generator().manual_seed(seed)
-    at_once = max(1, AT_ONCE // texts)
     means = []
-    for start in range(0, resamples, at_once):
-        draws_RB = torch.randint(texts, (min(at_once, resamples - start), texts), generator=generator)
+    for start, stop in slices(resamples, texts, AT_ONCE):
+        draws_RB = torch.randint(texts, (stop - start, texts), generator=generator)
         means.append(sum_B[draws_RB].sum(1) / count_B[draws_RB].sum(1).clamp_min(1))
     means_R, tail = torch.cat(means), (1 - confidence) / 2
     low, high = means_R.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()

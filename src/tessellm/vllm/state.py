@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rows import time_slices
+from ..rows import slices
 from ..rules import Rule
 from .memory import Memory, Step
 
@@ -99,7 +99,7 @@ class States:
         slot_1T = self.memory.slots(step, torch.tensor([row], device=device), position_1T)
         hidden_1TH, token_1T = self.memory.recall(slot_1T)
         state, wanted = None, []
-        for start, stop in time_slices(position_1T.shape[1], self.row_elements):
+        for start, stop in slices(position_1T.shape[1], self.row_elements):
             logp_MTV = self.logprobs(hidden_1TH[0, start:stop])
             if logp_MTV is None:
                 continue
