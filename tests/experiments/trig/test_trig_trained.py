@@ -165,13 +165,13 @@ def test_members_are_kept_as_they_were(tiny, tmp_path, monkeypatch):
         (tmp_path / "kept.safetensors").write_bytes(b"cut")
 
 
-@pytest.mark.skipif(not trig_members.KEPT.is_file(), reason="no trained members are kept")
 def test_the_kept_members_prove_by_eq_2():
+    assert trig_members.KEPT.stat().st_size <= 16 * 2**20
     members, about = trig_members.load(trig_members.KEPT)
     assert about["seeds"] >= 1
     asked = {name: group for name, group in trained.problems(4, 1).items() if name == "two"}
     found, _, _ = trained.shares(trained.models(members)[trained.EQ2], asked)
-    assert found["two"] >= 0.5
+    assert found["two"] >= 0.75
 
 
 def test_stopping_times_of_members_that_never_depart(tiny):
