@@ -104,8 +104,10 @@ def working_dtype(logp: Tensor) -> torch.dtype:
     return torch.promote_types(logp.dtype, torch.float32)
 
 
-def normalised(logits_M: Sequence[Tensor]) -> Tensor:
+def normalised(logits_M: Sequence[Tensor] | Tensor) -> Tensor:
     """The members' log-probabilities, stacked, in a precision that is enough to combine them."""
+    if isinstance(logits_M, Tensor):
+        return logits_M.to(working_dtype(logits_M)).log_softmax(-1)
     return torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
 
 

@@ -61,14 +61,32 @@ def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
     """Every member with its stop event on one token, and log h_m [M, B, T]. Another member's end token is no
     continuation either: its mass is spread over the rest. A member that knows nothing but end tokens stops."""
     own_MBTE = logp_MBTV.index_select(-1, ends.token_E).masked_fill(~ends.own_ME[:, None, None], -torch.inf)
-    go_MBTV = logp_MBTV.index_fill(-1, ends.token_E, -torch.inf)
+    go_MBTV = without_ends(logp_MBTV, ends)
     total_MBT = go_MBTV.logsumexp(-1)
     nothing_MBT = total_MBT == -torch.inf
     log_h_MBT = own_MBTE.logsumexp(-1).masked_fill(nothing_MBT, 0.0)
     shift_MBT = torch.where(nothing_MBT, 0.0, log_left(log_h_MBT) - total_MBT)
     columns_MBTE = torch.full_like(own_MBTE, -torch.inf)
     columns_MBTE[..., ends.event] = log_h_MBT
-    return (go_MBTV + shift_MBT[..., None]).index_copy_(-1, ends.token_E, columns_MBTE), log_h_MBT
+    return with_ends(go_MBTV + shift_MBT[..., None], ends, columns_MBTE), log_h_MBT
+
+
+def without_ends(logp_BTV: Tensor, ends: Ends) -> Tensor:
+    """End tokens impossible, all else as it is."""
+    if not torch.compiler.is_compiling():
+        return logp_BTV.index_fill(-1, ends.token_E, -torch.inf)
+    return with_ends(logp_BTV, ends, logp_BTV.new_full((len(ends.token_E),), -torch.inf))
+
+
+def with_ends(logp_BTV: Tensor, ends: Ends, column_BTE: Tensor) -> Tensor:
+    """New columns for the end tokens, into the tensor given. Compiled: a choice of each number, which becomes part of
+    whatever pass comes next, as writing to places does not."""
+    if not torch.compiler.is_compiling():
+        return logp_BTV.index_copy_(-1, ends.token_E, column_BTE)
+    index_V = torch.arange(logp_BTV.shape[-1], device=logp_BTV.device)
+    for e, token in enumerate(ends.token_E.unbind()):
+        logp_BTV = torch.where(index_V == token, column_BTE[..., e : e + 1], logp_BTV)
+    return logp_BTV
 
 
 def log_left(log_h: Tensor) -> Tensor:
@@ -168,7 +186,7 @@ class Terminated:
 def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, share_MBT: Tensor) -> Tensor:
     """h on the end tokens of the members that it came from, 1 − h on the rule's continuations."""
     end_MBTE = logp_MBTV.index_select(-1, ends.token_E)
-    go_BTV = logp_BTV.index_fill(-1, ends.token_E, -torch.inf)
+    go_BTV = without_ends(logp_BTV, ends)
     total_BT = go_BTV.logsumexp(-1)
     ended_BT = total_BT == -torch.inf
     log_h_BT = log_h_BT.masked_fill(ended_BT, 0.0)
@@ -180,4 +198,4 @@ def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, s
     part_BTE = (own_MBTE.softmax(-1) * share_MBT[..., None]).sum(0)
     none_BTE = part_BTE == 0
     end_BTE = part_BTE.masked_fill(none_BTE, 1.0).log().masked_fill(none_BTE, -torch.inf) + log_h_BT[..., None]
-    return go_BTV.index_copy(-1, ends.token_E, end_BTE).log_softmax(-1)
+    return with_ends(go_BTV, ends, end_BTE).log_softmax(-1)

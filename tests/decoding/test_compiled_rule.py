@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tessellm.decoding import compiled_rule
-from tessellm.decoding.compiled_rule import CompiledRule, PlainRule
+from tessellm.decoding.compiled_rule import CompiledRule, PlainRule, best, together
 from tessellm.evidence import Evidence
 from tessellm.rules import Product, normalised
 from tessellm.termination import Terminated
@@ -35,9 +36,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     torch._dynamo.reset()
 
 
-def inputs(rows: int, tokens: int, seed: int) -> tuple[list[Any], Any, Any]:
+def inputs(rows: int, tokens: int, seed: int, members: int = 3) -> tuple[list[Any], Any, Any]:
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
-    logits_M = [3 * draw(rows, tokens, VOCABULARY) for _ in range(3)]
+    logits_M = [3 * draw(rows, tokens, VOCABULARY) for _ in range(members)]
     token_BT = torch.arange(rows * tokens).view(rows, tokens) * 7 % VOCABULARY
     return logits_M, token_BT, torch.arange(tokens) <= torch.arange(rows)[:, None]
 
@@ -54,13 +55,67 @@ def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
             given = token_BT, mask_BT, state
             if tokens == 1:
                 close(compiled.combine(logits_M, *given), plain.combine(logits_M, *given))
+                close(compiled.decide(logits_M, *given), plain.decide(logits_M, *given))
             logp_MBTV = normalised(logits_M)
             if tokens > 1:
                 close(compiled.say(logp_MBTV, *given), plain.say(logp_MBTV, *given))
                 close(compiled.observe(logp_MBTV, *given), plain.observe(logp_MBTV, *given))
-    assert len(traced) == 4  # a step for each number of rows, and one for all drafts each
+    assert len(traced) == 6  # two kinds of step for each number of rows, and one for all drafts each
     CompiledRule(rule).say(logp_MBTV, *given)
-    assert len(traced) == 4
+    assert len(traced) == 6
+
+
+@pytest.mark.parametrize("members", [2, 7])  # the sums of few members are taken one by one
+@pytest.mark.parametrize("window", [1, 8])
+@torch.inference_mode()
+def test_many_members_impossible_tokens_and_several_ends(members: int, window: int, traced: list[Any]) -> None:
+    rule = Terminated(Evidence(window), ((1,), (1, 39), *[()] * (members - 2)))
+    plain, compiled, state = PlainRule(rule), CompiledRule(rule), None
+    for step in range(6):
+        logits_M, token_BT, mask_BT = inputs(4, 1, step, members)
+        logits_M[1][:, :, 5:9] = -torch.inf
+        token_BT[step % 4] = 39
+        mask_BT[(step + 1) % 4] = False
+        expected = plain.decide(logits_M, token_BT, mask_BT, state)
+        close(compiled.decide(logits_M, token_BT, mask_BT, state), expected)
+        close(compiled.combine(logits_M, token_BT, mask_BT, state), plain.combine(logits_M, token_BT, mask_BT, state))
+        state = expected[2]
+
+
+def test_the_first_of_equals_is_the_best(traced: list[Any]) -> None:
+    logp_BV = torch.full((3, 300), -5.0)
+    logp_BV[0, [131, 7, 299]] = -1.0
+    logp_BV[1] = -torch.inf
+    logp_BV[2, 290] = torch.nan
+    token_B, logprob_B = torch.compile(best, fullgraph=True)(logp_BV)
+    assert token_B.tolist() == [7, 0, 290]
+    torch.testing.assert_close(logprob_B, torch.tensor([-1.0, -torch.inf, torch.nan]), equal_nan=True)
+
+
+def test_logits_that_lie_together_are_not_copied() -> None:
+    logits_MBTV = torch.randn(3, 2, 1, VOCABULARY)
+    shorter = [logits[..., :-4] for logits in logits_MBTV]
+    assert together(list(logits_MBTV)).data_ptr() == logits_MBTV.data_ptr()
+    assert together(shorter).data_ptr() == logits_MBTV.data_ptr()
+    apart = [logits_MBTV[0], logits_MBTV[2].clone(), logits_MBTV[1]]
+    backwards = [logits_MBTV[2], logits_MBTV[1], logits_MBTV[0]]
+    uneven = [logits_MBTV[0], logits_MBTV[1], logits_MBTV[1]]
+    for logits_M in (list(logits_MBTV), shorter, apart, backwards, uneven, [logits_MBTV[1]], [logits_MBTV[0]] * 3):
+        torch.testing.assert_close(together(logits_M), torch.stack(logits_M), rtol=0, atol=0)
+
+
+def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remarking(function: Any, **settings: Any) -> Any:
+        def call(*given: Any) -> Any:
+            warnings.warn("an operation is deprecated", FutureWarning, stacklevel=1)
+            return function(*given)
+
+        return call
+
+    compiled_rule._shared.cache_clear()
+    monkeypatch.setattr(compiled_rule.torch, "compile", remarking)
+    CompiledRule(Product()).decide(*inputs(2, 1, 0), None)
+    compiled_rule._shared.cache_clear()
 
 
 def close(found: Any, expected: Any) -> None:

@@ -1,6 +1,7 @@
 """A rule as passes run it: just called, or compiled, which makes a few kernels of many small ones.
 
     combine   log-probabilities and the rule over them, for a step
+    decide    the same, and the best token of it, where no more is asked for
     say       what the rule says along drafts, where a pass has several tokens a row
     observe   its state after those of them that stand
 
@@ -10,6 +11,7 @@ rows and tokens stay open there, and only one row alone is a case of its own.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from types import FunctionType
@@ -18,14 +20,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..evidence import parts
 from ..rules import Rule, normalised
 
 Combined = tuple[Tensor, Any]
+Decided = tuple[Tensor, Tensor, Any]
+Logits = Sequence[Tensor] | Tensor
 
 
-def combine(rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
+def combine(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
     """The rule over the members' logits."""
     return rule(normalised(logits_M), token_BT, mask_BT, state)
+
+
+def decide(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
+    """The best token after the last position, its log-probability, and the rule's state."""
+    logp_BTV, state = combine(rule, logits_M, token_BT, mask_BT, state)
+    return *best(logp_BTV[:, -1]), state
+
+
+def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row and its log-probability. Compiled, a search is never shared out by itself."""
+    if not torch.compiler.is_compiling():
+        logprob_B, token_B = logp_BV.max(-1)
+        return token_B, logprob_B
+    piece_BPN = parts(logp_BV, -torch.inf)
+    top_BP, at_BP = piece_BPN.max(-1)
+    logprob_B, piece_B = top_BP.max(-1)
+    return piece_B * piece_BPN.shape[-1] + at_BP.gather(-1, piece_B[:, None])[:, 0], logprob_B
 
 
 def say(rule: Rule, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
@@ -45,6 +67,9 @@ class PlainRule:
     def combine(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
         return combine(self.rule, logits_M, token_BT, mask_BT, state)
 
+    def decide(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
+        return decide(self.rule, logits_M, token_BT, mask_BT, state)
+
     def say(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
         return say(self.rule, logp_MBTV, token_BT, mask_BT, state)
 
@@ -60,10 +85,16 @@ class CompiledRule(PlainRule):
         self._compiled: Any = _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
 
     def combine(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
-        one = logits_M[0]
-        step = self._compiled(combine, False, self.rule, one.device, one.dtype, len(logits_M), *one.shape)
-        found: Combined = step(logits_M, token_BT, mask_BT, state)
+        found: Combined = self._step(combine, together(logits_M), token_BT, mask_BT, state)
         return found
+
+    def decide(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
+        found: Decided = self._step(decide, together(logits_M), token_BT, mask_BT, state)
+        return found
+
+    def _step(self, function: Callable[..., Any], logits_MBTV: Tensor, *given: Any) -> Any:
+        shape = logits_MBTV.device, logits_MBTV.dtype, *logits_MBTV.shape
+        return self._compiled(function, False, self.rule, *shape)(logits_MBTV, *given)
 
     def say(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
         return self._open(say, logp_MBTV)(_fixed(logp_MBTV), token_BT, mask_BT, state)
@@ -84,7 +115,27 @@ def _shared(function: Any, dynamic: bool, rule: Rule, *shape: Any) -> Callable[.
     """A function of a rule, compiled. It has code of its own, since the compiler gives up on code that comes in too
     many shapes, and always this very rule, since it may be compiled again for another that is equal."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return partial(torch.compile(own, fullgraph=True, dynamic=dynamic), rule)
+    return partial(_quietly, torch.compile(own, fullgraph=True, dynamic=dynamic), rule)
+
+
+def _quietly(function: Callable[..., Any], *given: Any) -> Any:
+    """The first call compiles, and what the compiler remarks about itself is not for our users. Later calls are few: a
+    graph that was captured does not come here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*given)
+
+
+def together(logits_M: Sequence[Tensor]) -> Tensor:
+    """The members' logits as one tensor: not copied where they lie in one already, as a fused pass leaves them."""
+    one, step = logits_M[0], 0 if len(logits_M) == 1 else logits_M[1].storage_offset() - logits_M[0].storage_offset()
+    for member, logits in enumerate(logits_M):
+        same = logits.untyped_storage().data_ptr() == one.untyped_storage().data_ptr()
+        if not same or logits.storage_offset() != one.storage_offset() + member * step or step < 0:
+            return torch.stack(list(logits_M))
+        if logits.stride() != one.stride() or logits.shape != one.shape or logits.dtype != one.dtype:
+            return torch.stack(list(logits_M))
+    return one.as_strided((len(logits_M), *one.shape), (step, *one.stride()), one.storage_offset())
 
 
 def _hashable(rule: Rule) -> bool:

@@ -16,7 +16,7 @@ from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
 from ..rows import slices
 from ..rules import normalised, working_dtype
-from .compiled_rule import PlainRule
+from .compiled_rule import PlainRule, best
 from .groups import Members, member_logits
 from .requests import Request
 from .sampling import choose, uniform
@@ -52,18 +52,23 @@ class SlotState:
         token_B1, position_B1 = self.token_S[:rows, None], self.position_S[:rows, None]
         logits_M = member_logits(self.groups, token_B1, position_B1, rows, cells, 1)
         real_B1 = position_B1 >= 0
-        if special is None:
-            said_B1V, state = self.passes.combine(logits_M, token_B1, real_B1, part(self.rule_state, slice(rows)))
-            logp_BV, states = said_B1V[:, -1], [(self.rule_state, slice(rows), state)]
+        before = part(self.rule_state, slice(rows))
+        if special is None and how == "greedy":
+            token_B, logprob_B, state = self.passes.decide(logits_M, token_B1, real_B1, before)
+            states = [(self.rule_state, slice(rows), state)]
         else:
-            logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
-        token_B = self._choose(logp_BV, slice(rows), position_B1[:, 0] + 1, how)
-        if special is not None:
-            special.watch(logits_M, logp_BV, token_B)
+            if special is None:
+                said_B1V, state = self.passes.combine(logits_M, token_B1, real_B1, before)
+                logp_BV, states = said_B1V[:, -1], [(self.rule_state, slice(rows), state)]
+            else:
+                logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
+            token_B, logprob_B = self._choose(logp_BV, slice(rows), position_B1[:, 0] + 1, how)
+            if special is not None:
+                special.watch(logits_M, logp_BV, token_B)
         for buffers, slots, state in states:  # after all that may run out of memory, so that a step can be tried again
             for buffer, new in zip(buffers or (), state or (), strict=True):
                 buffer[slots] = new
-        self._note(slice(rows), token_B, logp_BV)
+        self._note(slice(rows), token_B, logprob_B)
         self.position_S[:rows] += real_B1[:, 0].long()
 
     def _by_voice(
@@ -109,10 +114,10 @@ class SlotState:
                 logp_BV[at_B], special.why[voice] = self._begin(
                     voice, heard_M, heard_BT[at_B], real_BT[at_B], slot_B[at_B]
                 )
-        token_B = self._choose(logp_BV, slot_B, position_BT[:, -1] + 1, how)
+        token_B, logprob_B = self._choose(logp_BV, slot_B, position_BT[:, -1] + 1, how)
         if special is not None:
             special.watch(logits_M, logp_BV, token_B)
-        self._note(slot_B, token_B, logp_BV)
+        self._note(slot_B, token_B, logprob_B)
         self.position_S[slot_B] = position_BT[:, -1] + 1
 
     def _begin(
@@ -146,15 +151,17 @@ class SlotState:
     def _empty(self, state: Any) -> Any:
         return type(state)(*(new.new_zeros(len(self.token_S), *new.shape[1:]) for new in state))
 
-    def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> Tensor:
+    def _choose(self, logp_BV: Tensor, slots: Any, position_B: Tensor, how: str) -> tuple[Tensor, Tensor]:
+        """The next token of each row, and its log-probability."""
         if how == "greedy":
-            return logp_BV.argmax(-1)
+            return best(logp_BV)
         noise_B = uniform(self.seed_S[slots], position_B)
-        return choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+        token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+        return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 
-    def _note(self, slots: Any, token_B: Tensor, logp_BV: Tensor) -> None:
+    def _note(self, slots: Any, token_B: Tensor, logprob_B: Tensor) -> None:
         self.token_S[slots] = token_B
-        self.logprob_S[slots] = logp_BV.gather(-1, token_B[:, None])[:, 0].float()
+        self.logprob_S[slots] = logprob_B.float()
 
     def enter(self, request: Request) -> None:
         """What a request asks for, into its slot."""
