@@ -93,6 +93,7 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
         "within",
         "shuffled",
         "random-weights",
+        "across-16",
     }
     assert (tmp_path / "images.png").is_file()
 

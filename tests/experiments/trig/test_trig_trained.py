@@ -187,6 +187,17 @@ def test_stopping_times_of_members_that_never_depart(tiny):
     assert found["agree"] == pytest.approx(1 - sum(busy) / len(busy))
     assert found["at once"] == 0
     assert found["idle"] == pytest.approx(0.0, abs=1e-6)
+    alone = trained.models(copies)["base"]
+    for each, at in zip(found["elsewhere"], [t for t, yes in enumerate(busy) if yes], strict=True):
+        before = [*proof.prompt, *proof.continuation[:at]]
+        favourite = alone(torch.tensor([trig_members.encode(before)])).logits[0, -1].argmax()
+        assert each == {
+            "before": " ".join(before),
+            "word": proof.continuation[at],
+            "base": VOCABULARY[favourite],
+            "departs": [],
+            "should": [name for name, expert in zip(NAMES, experts, strict=True) if expert[at] != base[at]],
+        }
 
 
 def test_a_short_run_holds(tmp_path, monkeypatch):

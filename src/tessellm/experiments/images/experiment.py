@@ -175,27 +175,39 @@ def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
         Claim("across-random", "the same with random weights", by_share("read_across_random_weights")),
         Claim("correlation-across", "correlation of pictures right with that, with its interval", interval_across),
         Claim("within", "the same within a model, combination by combination (Spearman): least and most", between),
+        *width_claims(rows),
     ]
 
 
+def width_claims(rows: list[dict[str, Any]]) -> list[Claim]:
+    """Wider networks draw more pictures right and are read more readily, so widths are told apart."""
+    made = []
+    for width in sorted({row["width"] for row in rows}):
+        some = [row for row in rows if row["width"] == width]
+        found = correlation([row["right"] for row in some], [row["read_across"] for row in some])
+        text = f"correlation of pictures right and read across, the {len(some)} models of width {width}"
+        made.append(Claim(f"across-{width}", text, [round(found[key], 3) for key in ("pearson", "low", "high")]))
+    return made
+
+
 def draw(rows: list[dict[str, Any]], out: Path) -> str:
-    figure, (left, right) = panels(2)
+    """A colour a width."""
+    figure, (left, right) = panels(2, width=5.2, height=4.4)
+    lines = {"right": ("right", "-"), "read": ("read off", "--"), "read_across": ("read off, across", ":")}
     for number, width in enumerate(sorted({row["width"] for row in rows})):
-        chosen = [row for row in rows if row["width"] == width]
+        colour, chosen = COLOURS[number], [row for row in rows if row["width"] == width]
         shares = sorted({row["held_out"] for row in chosen})
-        for key, style in (("right", "-"), ("read", "--"), ("read_across", ":")):
-            means = [
-                sum(r[key] for r in chosen if r["held_out"] == s) / sum(r["held_out"] == s for r in chosen)
-                for s in shares
-            ]
-            word = {"right": "right", "read": "read off", "read_across": "read off, across"}[key]
-            left.plot(shares, means, "o" + style, color=COLOURS[number], label=f"{word}, width {width}", markersize=4)
+        for key, (word, style) in lines.items():
+            at = [[row[key] for row in chosen if row["held_out"] == share] for share in shares]
+            means = [sum(some) / len(some) for some in at]
+            left.plot(shares, means, "o" + style, color=colour, label=f"{word}, {width} wide", markersize=4)
         y = [row["right"] for row in chosen]
-        right.scatter([row["read"] for row in chosen], y, color=COLOURS[number], label=f"from trained, width {width}")
-        hollow = {"facecolors": "none", "edgecolors": COLOURS[number], "label": f"across held-out, width {width}"}
+        right.scatter([row["read"] for row in chosen], y, color=colour, label=f"from trained, {width} wide")
+        hollow = {"facecolors": "none", "edgecolors": colour, "label": f"across held-out, {width} wide"}
         right.scatter([row["read_across"] for row in chosen], y, **hollow)
-    left.legend(fontsize=7)
-    right.legend(fontsize=7)
     caption(left, "Held-out pictures", "share of combinations held out", "share")
     caption(right, "One dot a model", "constituents read off the last hidden layer", "held-out pictures right")
+    for ax in (left, right):  # under the panel: there is no corner that stays empty
+        place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 3}
+        ax.legend(fontsize=6.5, frameon=False, columnspacing=1.0, handlelength=3.2, **place)
     return save(figure, out, "images")

@@ -121,7 +121,24 @@ def stopping_times(model: ComposedForCausalLM, proofs: Sequence[Proof]) -> dict[
         "active": [
             _named(measured[:, row, len(p.prompt) - start :][:, : len(p.continuation)]) for row, p in enumerate(proofs)
         ],
+        "elsewhere": elsewhere(model, texts, measured, exact),
     }
+
+
+@torch.no_grad()
+def elsewhere(
+    model: ComposedForCausalLM, texts: sampled.Texts, measured_KBT: Tensor, exact_KBT: Tensor
+) -> list[dict[str, Any]]:
+    """The words at which other experts depart than should, and what the base, from which they do, would write there."""
+    found = []
+    for row, at in (measured_KBT != exact_KBT).any(0).nonzero().tolist():
+        ids_T = texts.input_ids[row, : texts.start + at + 1]
+        output = model(ids_T[None, :-1], use_cache=False, output_member_logprobs=True)
+        *before, word = words(ids_T.tolist())
+        (base,) = words([int(output.member_logprobs[0, 0, -1].argmax())])
+        departs, should = (_named(each[:, row, at : at + 1])[0] for each in (measured_KBT, exact_KBT))
+        found.append({"before": " ".join(before), "word": word, "base": base, "departs": departs, "should": should})
+    return found
 
 
 def _named(active_KT: Tensor) -> list[list[str]]:
@@ -142,14 +159,14 @@ def evaluate(
         log(f"{name}: " + ", ".join(f"{group} {share:.3f}" for group, share in table[name].items()))
         right = proved if name == EQ2 else right
     times = stopping_times(made[EQ2], right) if right else None
-    example = None
+    example, odd = None, []
     if times is not None:
         row = max(range(len(right)), key=lambda row: (len(right[row].needs), len(right[row].lines)))
-        active = times.pop("active")[row]
+        active, odd = times.pop("active")[row], times.pop("elsewhere")
         example = {"prompt": right[row].prompt, "words": right[row].continuation, "active": active}
         log("stopping times: " + ", ".join(f"{key} {value:.4g}" for key, value in times.items()))
     shown = {name: failures[name] for name in (EQ2, DEFAULT, MEMBERS[-1])}
-    return {"proved": table, "stopping times": times, "example": example, "failures": shown}
+    return {"proved": table, "stopping times": times, "elsewhere": odd, "example": example, "failures": shown}
 
 
 def claims(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
