@@ -47,6 +47,7 @@ HEADLINES = [  # (result, claim): what the README's table shows, beside whatever
     ("table", "average"),
     ("table", "mixed-members"),
     ("table", "mixed-merges"),
+    ("table", "speed"),
     ("cpu-decoding", "batch 1"),
     ("cpu-decoding", "uneven"),
     ("cpu-decoding", "adapters"),

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["skills", "many-experts", "endings", "rule-cost", "trig", "images"])
+@pytest.mark.parametrize("name", ["skills", "many-experts", "endings", "rule-cost", "trig", "images", "table"])
 def test_full_results_hold_and_say_where_they_come_from(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert content["size"] == "full"
