@@ -9,6 +9,7 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
 ├── EngineError          what the fast path cannot run: a size, a memory
 │   └── FastPathError    members that the reference path alone can run
+├── TrainingError        an experiment's training that broke: values that are not finite
 └── MissingExtraError    an optional package that is not installed
 """
 
@@ -53,6 +54,10 @@ class EngineError(TessellmError):
 
 
 class FastPathError(EngineError):
+    pass
+
+
+class TrainingError(TessellmError):
     pass
 
 

@@ -139,6 +139,26 @@ def test_features_are_the_models_own_whatever_the_padding(tiny_tokenizer: Any, m
         assert torch.allclose(hidden[0, at].double(), features, atol=1e-5)
 
 
+def test_layers_that_are_not_finite_are_named(make_model: Any) -> None:
+    from tessellm.diagnose.activations import text_features
+
+    model = make_model().eval()
+
+    def run(ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        return model(input_ids=ids, attention_mask=mask)
+
+    rows = [[5, 6, 7], [5, 9, 7]]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = torch.nan
+    with pytest.raises(MemberError, match=r"'model\.layers\.0' gives .* 1 of 2 texts.* text 2; .*embed_tokens\.weight"):
+        text_features(run, model, ["model.layers.0"], rows, [2, 2])
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = 3e38
+        model.model.layers[0].self_attn.v_proj.weight.fill_(3e38)
+    with pytest.raises(MemberError, match="its weights are finite"):
+        text_features(run, model, ["model.layers.0"], rows, [2, 2])
+
+
 def test_positions_are_spans_or_markers(tiny_tokenizer: Any) -> None:
     examples = [
         Labelled("red square", {"x": 1.0}),

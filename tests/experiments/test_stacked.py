@@ -1,7 +1,9 @@
 """Stacked members are ordinary models: the same logits as transformers, and training that never mixes them."""
 
+import pytest
 import torch
 
+from tessellm.errors import TrainingError
 from tessellm.experiments.stacked import Shape, initialise, logits, select, to_llama, train
 from tessellm.experiments.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
 
@@ -47,3 +49,29 @@ def test_a_single_step_has_the_full_rate():
     constant = train(start, SHAPE, lambda: batch, steps=1, lr=1e-3, constant=True)
     assert not torch.equal(once["head"], start["head"])
     assert all(torch.equal(once[name], constant[name]) for name in start)
+
+
+def test_a_member_that_breaks_is_named_with_its_update():
+    start = initialise(SHAPE, 3, torch.Generator().manual_seed(0))
+    text = torch.randint(13, (3, 4, 10), generator=torch.Generator().manual_seed(2))
+    drawn = iter(range(9))
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        mask = torch.ones(3, 4, 9)
+        mask[1] *= torch.nan if next(drawn) == 3 else 1
+        return text[..., :-1], text[..., 1:], mask
+
+    with pytest.raises(TrainingError, match=r"finite: member 1 broke at update 4 \(parameters not finite now: embed, "):
+        train(start, SHAPE, batch, steps=8, lr=1e-3)
+
+
+def test_parameters_that_the_last_update_broke_are_named():
+    start = initialise(SHAPE, 2, torch.Generator().manual_seed(0))
+    text = torch.randint(13, (2, 4, 10), generator=torch.Generator().manual_seed(2))
+
+    def loss(params: dict[str, torch.Tensor], inputs: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        zero = 0 * params["head"].flatten(1).sum(1)
+        return (zero + torch.tensor([0.0, 1.0])).clamp(min=0).sqrt()  # finite, with an infinite slope at zero
+
+    with pytest.raises(TrainingError, match=r"finite: member 0 broke at update 1 .*now: head\)$"):
+        train(start, SHAPE, lambda: (text[..., :-1], text[..., 1:], torch.ones(2, 4, 9)), steps=1, lr=1e-3, loss=loss)

@@ -96,7 +96,22 @@ def text_features(
             found[name].append(_at(outputs[name][-1], at_B, ids_BT.shape, name))
         if progress is not None:
             progress(len(part))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    features = {name: torch.cat(parts) for name, parts in found.items()}
+    for name, x_ND in features.items():
+        check_finite(x_ND, name, module)
+    return features
+
+
+def check_finite(x_ND: Tensor, name: str, module: nn.Module) -> None:
+    """Refuse features that nothing can be decoded from, and say whether the weights are why."""
+    broken_N = torch.nonzero(~x_ND.isfinite().all(1))[:, 0].tolist()
+    if broken_N:
+        weights = [key for key, value in module.named_parameters() if not bool(value.isfinite().all())]
+        cause = f"neither are its weights {', '.join(weights[:3])}" if weights else "its weights are finite"
+        raise MemberError(
+            f"layer {name!r} gives values that are not finite for {len(broken_N)} of {len(x_ND)} texts, the first of "
+            f"them text {broken_N[0] + 1}; {cause}"
+        )
 
 
 def _at(output: Tensor, at_B: Tensor, shape: torch.Size, name: str) -> Tensor:

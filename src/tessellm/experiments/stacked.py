@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .finite import Watch, check
+
 Params = dict[str, Tensor]
 EPSILON = 1e-6
 ROPE_BASE = 10_000.0
@@ -124,7 +126,7 @@ def train(
     """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters.
     The rate warms up and decays, unless it is `constant`. A limit in `seconds` decays it sooner where steps are slow;
     `smoothing` spreads that share of every target over all tokens. `loss(params, *batch())`, one number a member,
-    stands in for cross-entropy."""
+    stands in for cross-entropy. Members that break are an error, which names them."""
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
 
     def loss_of(params: Params, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ def train(
     optimiser = torch.optim.AdamW(
         params.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=device.type == "cuda"
     )
+    watch = Watch(next(iter(params.values())).shape[0], device)
     warmup, began, gone = max(1, steps // 20), time.monotonic(), 0.0
 
     def schedule(step: int) -> float:
@@ -148,15 +151,19 @@ def train(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, schedule)
     for step in range(steps):
         loss_E = loss_fn(params, *batch())
+        watch.see(loss_E)
         optimiser.zero_grad(set_to_none=True)
         loss_E.sum().backward()
         clip_(params)
         optimiser.step()
         gone = 0.0 if seconds is None else (time.monotonic() - began) / seconds  # of the time there is
         scheduler.step()
-        if report is not None and (step % 250 == 249 or step == steps - 1 or gone >= 1):
-            report(step, loss_E.detach())
-        if gone >= 1:
+        last = step == steps - 1 or gone >= 1
+        if step % 250 == 249 or last:
+            check(watch, params, "member {}".format, last)
+            if report is not None:
+                report(step, loss_E.detach())
+        if last:
             break
     return {name: p.detach() for name, p in params.items()}
 

@@ -13,12 +13,13 @@ import torch
 from scale_cases import TOY, drawn
 from torch import Tensor
 
-from tessellm.errors import CheckpointError
+from tessellm.errors import CheckpointError, TrainingError
 from tessellm.experiments.correlation import correlation
 from tessellm.experiments.scale import encodings, experiment, stacks, stages
 from tessellm.experiments.scale.measure import decode, measure
 from tessellm.experiments.scale.networks import Mlp, Transformer
-from tessellm.experiments.scale.training import Run, Stack, Trainer
+from tessellm.experiments.scale.state import PART, State
+from tessellm.experiments.scale.training import Run, Stack, Trainer, advance
 
 
 def plain_mlp(params: dict[str, Tensor], run: int, code: Tensor, x: Tensor) -> Tensor:
@@ -91,40 +92,111 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(stages, "LONG", 30)
     monkeypatch.setattr(stages, "POINTS", 4)
     monkeypatch.setattr("tessellm.experiments.scale.training.LOOK_EVERY", 5)
+    monkeypatch.setattr("tessellm.experiments.scale.state.PART", 100)
     said: list[str] = []
     real = time.monotonic
     ticks = iter(range(10_000))
     monkeypatch.setattr("tessellm.experiments.scale.training.monotonic", lambda: next(ticks))
     monkeypatch.setattr(stages, "monotonic", lambda: 0)
-    assert stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append) == {}
-    state = json.loads((tmp_path / "toy.state.json").read_text())
-    assert 0 < state["step"] < TOY.steps
-    assert all(path.stat().st_size < 16 * 2**20 for path in tmp_path.iterdir())
-    for name in ("toy.state.json", "toy.0.safetensors"):
+    assert stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append).rows(TOY) is None
+    stopped = json.loads((tmp_path / "state.json").read_text())["stopped"]["toy"]
+    assert 0 < stopped["step"] < TOY.steps
+    parts = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert parts == [f"toy-{stopped['step']}.{number}.safetensors" for number in range(stopped["parts"])]
+    assert len(parts) > 1
+    for name in ("state.json", parts[1]):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(CheckpointError, match=f"{name} is damaged, or another version's. Remove it"):
             stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append)
         (tmp_path / name).write_bytes(whole)
     monkeypatch.setattr("tessellm.experiments.scale.training.monotonic", real)
-    rows = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)["toy"]
+    rows = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append).rows(TOY)
+    assert rows is not None
     assert rows[0]["steps"] == TOY.steps
     steps = [step for step, _ in rows[0]["curve"]]
     assert steps == sorted(set(steps))
-    assert steps[0] <= state["step"] <= steps[-1] == TOY.steps
-    again = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)["toy"]
+    assert steps[0] <= stopped["step"] <= steps[-1] == TOY.steps
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+    again = stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append).rows(TOY)
     assert again == json.loads(json.dumps(rows))  # read, not trained
-    (tmp_path / "toy.json").write_text('{"rows": []}')
-    with pytest.raises(CheckpointError, match=r"toy\.json is damaged, or another version's"):
+    (tmp_path / "state.json").write_text('{"rows": []}')
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged, or another version's"):
         stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)
 
 
-def test_a_short_stack_that_would_not_end_in_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_stopped_is_kept_in_half_precision_and_as_far_as_its_encodings_reach(tmp_path: Path) -> None:
+    stack = dataclasses.replace(TOY, runs=(Run(), Run("language"), Run("fewshot")))
+    first, second = Trainer(stack, "cpu"), Trainer(stack, "cpu")
+    first.advance(20)
+    State(tmp_path).stop(first, [{"step": 20, "held_out": [0.0, 0.0, 0.0]}])
+    assert State(tmp_path).resume(second)[0]["step"] == second.steps == 20
+    for run, width in enumerate(first.codes):
+        for name, value in first.params.items():
+            reached = slice(width) if name == "code" else slice(None)
+            assert torch.equal(value[run, reached].half(), second.params[name][run, reached].half()), name
+    kept = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert kept < 2 * sum(value.numel() for value in first.params.values())  # short codes are not padded
+
+
+def test_short_stacks_that_would_not_end_in_time_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "TRIAL", 2)
     said: list[str] = []
     slow = dataclasses.replace(TOY, steps=90_000)
-    assert stages.train_stacks([slow], tmp_path, "cpu", time.monotonic() + 0.5, said.append) == {}
+    assert stages.train_stacks([slow], tmp_path, "cpu", time.monotonic() + 0.5, said.append).rows(slow) is None
     assert "left for the next call" in said[0]
+
+
+def test_stacks_side_by_side_learn_what_each_learns_alone() -> None:
+    stack = dataclasses.replace(TOY, name="other", network=Mlp(12, 1))
+    together = [Trainer(TOY, "cpu"), Trainer(stack, "cpu")]
+    assert advance(together, 30)
+    for trainer in together:
+        alone = Trainer(trainer.stack, "cpu")
+        alone.advance(30)
+        assert all(torch.equal(alone.params[name], value) for name, value in trainer.params.items())
+
+
+def test_a_run_that_breaks_is_named_with_its_update_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessellm.experiments.scale.training.LOOK_EVERY", 5)
+    other = dataclasses.replace(TOY, name="other", beside="same")
+    stack = dataclasses.replace(TOY, beside="same")
+    real = Trainer.update
+
+    def struck(trainer: Trainer) -> None:
+        real(trainer)
+        if trainer.stack.name == "toy" and int(trainer.watch.updates) == 12:
+            with torch.no_grad():
+                trainer.params["1"][1, 0, 0] = torch.nan
+
+    monkeypatch.setattr(Trainer, "update", struck)
+    with pytest.raises(TrainingError, match=r"run 1 of stack 'toy' \(Run.*seed=1\)\) broke at update 13 .*now: .*1"):
+        Trainer(stack, "cpu").advance(40)
+    said: list[str] = []
+    monkeypatch.setattr(stages, "groups", lambda wanted, device: [wanted])
+    state = stages.train_stacks([stack, other], tmp_path, "cpu", float("inf"), said.append)
+    assert state.rows(stack) is None
+    assert state.rows(other) is not None
+    assert "broke at update 13" in said[0]
+    assert stages.State(tmp_path).broken == [said[0]]
+
+
+def test_hidden_layers_that_are_not_finite_are_named() -> None:
+    trainer = Trainer(TOY, "cpu")
+    with torch.no_grad():
+        trainer.params["bias.1"][0, 3] = torch.inf
+    with pytest.raises(TrainingError, match=r"run 0 of stack 'toy' .*layer 1 gives values that are not finite"):
+        measure(trainer, 128)
+    with pytest.raises(TrainingError, match=r"run 0 .*parameters not finite now: bias\.1"):
+        trainer.look(last=True)
+
+
+def test_small_stacks_go_side_by_side_on_a_gpu_and_alone_on_a_cpu() -> None:
+    full = stacks.stacks("full", 0)
+    assert [len(group) for group in stages.groups(full, "cuda")] == [12, 1, 1]
+    assert {len(group) for group in stages.groups(full, "cpu")} == {1}
 
 
 def test_resuming_restores_the_weights() -> None:
@@ -166,17 +238,17 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_full_stack_fits_the_limits_of_a_call() -> None:
+    """What a call leaves: at most 16 MiB a file, 64 MiB and eight files together, results and bridge's state too."""
     full = stacks.stacks("full", 0)
-    long = [each for each in full if each.steps >= stages.LONG]
-    assert [each.steps for each in long] == [300_000] * 2
-    sizes = []
-    for each in long:
-        codes = [encodings.width_of(run.encoding, 16, 16, 16) for run in each.runs]
-        width = each.network.width
-        one = (max(codes) + 16) * width + (each.network.depth - 1) * width**2 + 16 * width
-        sizes += [2 * one] * len(codes)
-    assert max(sizes) < 16 * 2**20
-    assert sum(sizes) < 64 * 2**20
+    (long,) = [each for each in full if each.steps >= stages.LONG]
+    assert long.steps == 300_000
+    assert [run.encoding for run in long.runs] == list(encodings.NAMES)
+    codes = [encodings.width_of(run.encoding, 16, 16, 16) for run in long.runs]
+    width, depth = long.network.width, long.network.depth
+    values = sum((code + 16 + 16 + depth) * width + (depth - 1) * width**2 + 16 for code in codes)
+    assert 2 * values < 48 * 2**20
+    assert -(-values // PART) <= 3
+    assert 2 * PART < 16 * 2**20
     teacher = [run for each in full if each.family == "hyperteacher" and each.steps < stages.LONG for run in each.runs]
     assert len([run for run in teacher if run.support != "non_compositional"]) >= 30
 
@@ -197,13 +269,25 @@ def test_correlations_are_known_ones() -> None:
 
 
 @pytest.mark.gpu
-def test_an_update_as_a_graph_trains_as_well_as_one_by_one() -> None:
-    stack = dataclasses.replace(TOY, network=Mlp(32, 2), runs=(Run(), Run("language"), Run("invertible")))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_as_a_graph_trains_as_well_as_one_by_one(dtype: torch.dtype) -> None:
+    runs = (Run(), Run("language"), Run("fewshot"))
+    stack = dataclasses.replace(TOY, network=Mlp(32, 2), runs=runs, dtype=dtype)
     scores = []
-    for device in ("cpu", "cuda"):
-        trainer = Trainer(stack, device)
+    for device, as_graph in (("cpu", False), ("cuda", False), ("cuda", True)):
+        trainer = Trainer(stack, device, as_graph)
         trainer.advance(600)
         scores.append([row["held_out"]["score"] for row in measure(trainer, 256)])
     assert torch.allclose(torch.tensor(scores[0]), torch.tensor(scores[1]), atol=0.1)
-    grid_stack = dataclasses.replace(stack, runs=(Run(),), family="grid", size=16)
-    Trainer(grid_stack, "cuda").advance(20)
+    assert torch.allclose(torch.tensor(scores[0]), torch.tensor(scores[2]), atol=0.1)
+
+
+@pytest.mark.gpu
+def test_the_full_size_stacks_train_side_by_side_on_a_gpu() -> None:
+    small = [each for each in stacks.stacks("full", 0) if each.beside]
+    trainers = [Trainer(stack, "cuda") for stack in small]
+    before = [[row["held_out"]["score"] for row in measure(trainer, 128)] for trainer in trainers]
+    assert advance(trainers, 1000)
+    for trainer, first in zip(trainers, before, strict=True):
+        scores = [row["held_out"]["score"] for row in measure(trainer, 256)]
+        assert sum(scores) > sum(first), trainer.stack.name

@@ -1,7 +1,7 @@
 """`reproduce scale`: held-out score against tasks, width, depth, encoding and support; linear decodability beside it.
 
 After arXiv 2507.07207. At full size one call trains for at most nine minutes and goes on in the next: `OUT/scale-state`
-holds what is done (see `stages`).
+holds what is done (see `stages` and `state`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
     deadline = began + 60 * minutes if full else float("inf")
-    done = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
+    state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
     if not full:
         _remove(folder)
-    rows = [row for part in done.values() for row in part]
+    done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
+    rows = [row for part in done for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]
     figures = drawn(lambda: draw(rows, out)) if len(done) == len(wanted) else []
-    return Result("scale", claims, seed, size, time.monotonic() - began, figures, {"runs": rows})
+    tables = {"runs": rows, "broken": state.broken}
+    return Result("scale", claims, seed, size, time.monotonic() - began, figures, tables)
 
 
 def _remove(folder: Path) -> None:

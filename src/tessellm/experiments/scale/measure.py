@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import TrainingError
 from .training import Trainer
 
 CHUNK = 128  # tasks at once
@@ -31,6 +32,12 @@ def measure(trainer: Trainer, tasks: int = 1024, seed: int = 10_007) -> list[dic
     rows = []
     for number, run in enumerate(trainer.stack.runs):
         absent_M = trainer.absent_EM[number].to(trainer.device)
+        for layer, pair in enumerate(zip(seen["hidden"], new["hidden"], strict=True)):
+            if not all(bool(hidden[number].isfinite().all()) for hidden in pair):
+                raise TrainingError(
+                    f"run {number} of stack {trainer.stack.name!r} ({run}): layer {layer} gives values that are not "
+                    f"finite after {trainer.steps} updates, so nothing can be decoded from it"
+                )
         input_decode = decode(seen["code"][number], seen["z"][number], new["code"][number], new["z"][number], absent_M)
         layers = [
             decode(one[number], seen["z"][number], other[number], new["z"][number], absent_M)

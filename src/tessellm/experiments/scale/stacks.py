@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from .encodings import ENCODINGS, FEWSHOT
+from .encodings import ENCODINGS, FEWSHOT, NAMES
 from .networks import Mlp, Transformer
 from .training import Run, Stack
 
@@ -47,21 +47,20 @@ def _small(seed: int) -> list[Stack]:
 
 
 def _full(seed: int) -> list[Stack]:
+    """Small stacks side by side first, then the reference, then the six encodings' long runs, which can be stopped."""
     seeds = [seed, seed + 1, seed + 2]
     plain = tuple(Run(seed=s) for s in seeds)
     shares = tuple(Run(held_out=share, seed=s) for share in (0.25, *SHARES) for s in seeds)
     teacher = Stack("reference", _sweep(seeds, (*SHARES, 0.95)), Mlp(), 30_000, dtype=torch.bfloat16)
-    grid = replace(teacher, name="grid", runs=shares, network=Mlp(1024, 2), family="grid", rate=1e-4, decay=1e-3)
-    known = tuple(Run(encoding=name, seed=seed) for name in ENCODINGS)
-    shown = (Run(FEWSHOT, seed=seed),)
+    small = replace(teacher, runs=plain, beside="small")
+    grid = replace(small, name="grid", runs=shares, network=Mlp(1024, 2), family="grid", rate=1e-4, decay=1e-3)
     return [
-        *(replace(teacher, name=f"width-{w}", runs=plain, network=Mlp(w)) for w in (32, 64, 128, 256, 512)),
-        *(replace(teacher, name=f"depth-{depth}", runs=plain, network=Mlp(1024, depth)) for depth in (1, 2)),
-        teacher,
-        replace(teacher, name="fewshot", runs=shown),
-        replace(teacher, name="transformer", runs=plain[:1], network=Transformer()),
+        *(replace(small, name=f"width-{w}", network=Mlp(w)) for w in (32, 64, 128, 256, 512)),
+        *(replace(small, name=f"depth-{depth}", network=Mlp(1024, depth)) for depth in (1, 2)),
+        replace(small, name="fewshot", runs=(Run(FEWSHOT, seed=seed),)),
+        replace(small, name="transformer", runs=plain[:1], network=Transformer()),
         *(replace(grid, name=f"grid-{width}", runs=shares[:3], network=Mlp(width, 2)) for width in (64, 256)),
         grid,
-        replace(teacher, name="long-encodings", runs=known, steps=300_000),
-        replace(teacher, name="long-fewshot", runs=shown, steps=300_000),
+        teacher,
+        replace(teacher, name="long", runs=tuple(Run(encoding=name, seed=seed) for name in NAMES), steps=300_000),
     ]

@@ -1,110 +1,108 @@
 """Training stack after stack with a deadline: what is done is kept, what was stopped goes on in the next call.
 
-A folder holds one JSON file a finished stack and, of a long one that was stopped, each run's weights in half precision
-(a file a run, at most 16 MiB for a network of 1024 × 4) with the curve so far. Short stacks are not stopped: one that
-would not end in time is left for the next call.
+Long stacks are stored on the way (see `state`). Short stacks are not stopped: those that would not end in time are left
+for the next call. A stack that breaks on a GPU is told of and trained again without its graph, update by update; if it
+breaks again, it is left unfinished.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
-from ...files import new_file, stored, write_text
+from ...errors import TrainingError
 from .measure import held_out_scores, measure
-from .training import Stack, Trainer
+from .state import Rows, State
+from .training import Stack, Trainer, advance
 
 LONG = 100_000  # steps from which on a stack is stored on the way
 POINTS = 30  # of a long stack's curve
-TRIAL = 300  # steps by which a short stack's time is estimated
+TRIAL = 300  # steps by which short stacks' time is estimated
+Log = Callable[[str], None]
 
 
-def train_stacks(
-    wanted: list[Stack], folder: Path, device: str, deadline: float, log: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """Rows of every stack that is finished, by the stack's name."""
-    done: dict[str, list[dict[str, Any]]] = {}
-    for stack in wanted:
-        rows = _finished(stack, folder)
-        if rows is None and monotonic() < deadline:
-            began = monotonic()
-            rows = _train(stack, folder, device, deadline, log)
-            if rows is not None:
-                best = ", ".join(f"{row['held_out']['score']:.3f}" for row in rows)
-                log(f"{stack.name}: {len(rows)} runs, {monotonic() - began:.0f} s; held out {best}")
-        if rows is not None:
-            done[stack.name] = rows
-    return done
+def train_stacks(wanted: list[Stack], folder: Path, device: str, deadline: float, log: Log) -> State:
+    """Train what is not trained yet, as far as time allows."""
+    state = State(folder)
+    for together in groups(wanted, device):
+        left = [stack for stack in together if state.rows(stack) is None]
+        if left and monotonic() < deadline:
+            train = _train_long if left[0].steps >= LONG else _train_short
+            for stack in train([Trainer(stack, device) for stack in left], state, deadline, log):
+                log(f"{stack.name}: again, without a graph")
+                train([Trainer(stack, device, as_graph=False)], state, deadline, log)
+    return state
 
 
-def _train(
-    stack: Stack, folder: Path, device: str, deadline: float, log: Callable[[str], None]
-) -> list[dict[str, Any]] | None:
-    trainer = Trainer(stack, device)
-    curve: list[dict[str, Any]] = _restored(trainer, folder) if stack.steps >= LONG else []
-    if stack.steps < LONG and deadline < float("inf"):
-        began, trial = monotonic(), min(TRIAL, stack.steps)
-        trainer.advance(trial)
-        needed = (monotonic() - began) * (stack.steps / trial)
-        if began + needed > deadline:
-            log(f"{stack.name}: needs {needed:.0f} s; left for the next call")
-            return None
-    pause = max(1, stack.steps // POINTS) if stack.steps >= LONG else stack.steps
-    while trainer.steps < stack.steps:
-        in_time = trainer.advance(min(stack.steps, (trainer.steps // pause + 1) * pause), deadline)
-        if stack.steps >= LONG:
-            curve.append({"step": trainer.steps, "held_out": held_out_scores(trainer)})
-            _store(trainer, curve, folder)
-            log(f"{stack.name}, step {trainer.steps}: held out {curve[-1]['held_out']}")
-        if not in_time:
-            return None
-    rows = measure(trainer)
+def groups(wanted: list[Stack], device: str) -> list[list[Stack]]:
+    """Neighbours that train side by side; on a CPU every stack is alone."""
+    if device == "cpu":
+        return [[stack] for stack in wanted]
+    named = groupby(enumerate(wanted), key=lambda pair: (pair[1].beside or pair[0], pair[1].steps))
+    return [[stack for _, stack in members] for _, members in named]
+
+
+def _train_short(trainers: list[Trainer], state: State, deadline: float, log: Log) -> list[Stack]:
+    """Stacks that broke and may be tried again."""
+    steps, began, broken = trainers[0].stack.steps, monotonic(), []
+    for target in sorted({min(TRIAL, steps), steps}):
+        for trainer in trainers:
+            trainer.prepare()
+        since, before = monotonic(), trainers[0].steps
+        while trainers:
+            try:
+                advance(trainers, target)
+                break
+            except TrainingError as error:
+                broken += _dropped(trainers, state, error, log)
+        needed = (monotonic() - since) / (target - before) * (steps - target)
+        if not trainers or (needed and monotonic() + needed > deadline):
+            names = ", ".join(trainer.stack.name for trainer in trainers)
+            log(f"{names}: {needed:.0f} s more needed; left for the next call" if names else "none of these is left")
+            return broken
+    for trainer in trainers:
+        _finish(trainer, [], state, log, began)
+    return broken
+
+
+def _train_long(trainers: list[Trainer], state: State, deadline: float, log: Log) -> list[Stack]:
+    """As `_train_short`, of one stack, from where an earlier call stopped."""
+    (trainer,), began = trainers, monotonic()
+    steps, pause = trainer.stack.steps, max(1, trainer.stack.steps // POINTS)
+    curve = state.resume(trainer)
+    in_time = True
+    while in_time and trainer.steps < steps:
+        try:
+            in_time = trainer.advance(min(steps, (trainer.steps // pause + 1) * pause), deadline)
+        except TrainingError as error:
+            return _dropped(trainers, state, error, log)
+        curve.append({"step": trainer.steps, "held_out": held_out_scores(trainer)})
+        state.stop(trainer, curve)
+        log(f"{trainer.stack.name}, step {trainer.steps}: held out {curve[-1]['held_out']}")
+    if in_time:
+        _finish(trainer, curve, state, log, began)
+    return []
+
+
+def _finish(trainer: Trainer, curve: Rows, state: State, log: Log, began: float) -> None:
+    try:
+        rows = measure(trainer)
+    except TrainingError as error:
+        _dropped([trainer], state, error, log)
+        return
     for number, row in enumerate(rows):
         row["curve"] = [[point["step"], point["held_out"][number]] for point in curve]
-    write_text(folder / f"{stack.name}.json", json.dumps({"stack": str(stack), "rows": rows}) + "\n")
-    return rows
+    state.finish(trainer.stack, rows)
+    scores = ", ".join(f"{row['held_out']['score']:.3f}" for row in rows)
+    log(f"{trainer.stack.name}: {len(rows)} runs, done {monotonic() - began:.0f} s after its start; held out {scores}")
 
 
-def _finished(stack: Stack, folder: Path) -> list[dict[str, Any]] | None:
-    path = folder / f"{stack.name}.json"
-    if not path.is_file():
-        return None
-    with stored(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content["rows"] if content["stack"] == str(stack) else None
-
-
-def _store(trainer: Trainer, curve: list[dict[str, Any]], folder: Path) -> None:
-    name = trainer.stack.name
-    for run in range(len(trainer.stack.runs)):
-        kept = {key: value[run].detach().half().cpu().contiguous() for key, value in trainer.params.items()}
-        with new_file(folder / f"{name}.{run}.safetensors") as file:
-            save_file(kept, file)
-    state = {"stack": str(trainer.stack), "step": trainer.steps, "curve": curve}
-    write_text(folder / f"{name}.state.json", json.dumps(state) + "\n")
-
-
-def _restored(trainer: Trainer, folder: Path) -> list[dict[str, Any]]:
-    """Continue a stored stack, if there is one of exactly this kind; its curve."""
-    path = folder / f"{trainer.stack.name}.state.json"
-    if not path.is_file():
-        return []
-    with stored(path):
-        state = json.loads(path.read_text(encoding="utf-8"))
-        if state["stack"] != str(trainer.stack):
-            return []
-        step, curve = state["step"], state["curve"]
-    runs = []
-    for run in range(len(trainer.stack.runs)):
-        weights = folder / f"{trainer.stack.name}.{run}.safetensors"
-        with stored(weights):
-            found = load_file(weights)
-            runs.append({key: found[key] for key in trainer.params})
-    trainer.resume({key: torch.stack([run[key] for run in runs]).float() for key in trainer.params}, step)
-    return curve
+def _dropped(trainers: list[Trainer], state: State, error: TrainingError, log: Log) -> list[Stack]:
+    """Take the broken ones out of the list, keep what broke; those that may be tried another way."""
+    log(str(error))
+    state.note(str(error))
+    gone = [trainer for trainer in trainers if trainer.is_broken()]
+    trainers[:] = [trainer for trainer in trainers if trainer not in gone]
+    return [trainer.stack for trainer in gone if trainer.as_graph]

@@ -34,6 +34,11 @@ class Hyperteacher:
             omega.append(_truncated((size, size), (3**0.5 / size) ** 0.5, generator))
         return cls(torch.stack(theta).to(device), torch.stack(beta).to(device), torch.stack(omega).to(device), most)
 
+    def only(self, run: int) -> Hyperteacher:
+        """The teacher of one run."""
+        one = slice(run, run + 1)
+        return Hyperteacher(self.theta_EMNH[one], self.beta_EMH[one], self.omega_EHO[one], self.most, self.samples)
+
     @property
     def inputs(self) -> int:
         return self.theta_EMNH.shape[2]

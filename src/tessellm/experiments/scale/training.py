@@ -1,19 +1,22 @@
 """A stack of runs trained side by side on data made on the device; on a GPU one update is one CUDA graph.
 
 Runs of a stack share family, network and schedule, and differ in encoding, support, share held out and seed. Nothing
-waits for the host inside the loop, so a run of hundreds of thousands of updates costs what its arithmetic costs.
+waits for the host inside the loop, so a run of hundreds of thousands of updates costs what its arithmetic costs. Stacks
+of different networks go side by side too (`advance`), each on a stream of its own: small ones leave most of a GPU idle.
 
 Shapes: E run, B task, S sample, M module, I code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 import torch
 from torch import Tensor
 
+from ..finite import Watch, check
 from ..stacked import Params
 from . import encodings, tasks
 from .encodings import FEWSHOT
@@ -23,7 +26,7 @@ from .tasks import MaskTable
 from .teacher import Hyperteacher
 
 WARM_UP = 500  # updates over which the rate grows again after a stop, since the optimiser's averages are not stored
-LOOK_EVERY = 100  # updates between two looks at the clock
+LOOK_EVERY = 100  # updates between two looks at the clock and at what broke
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,13 @@ class Stack:
     decay: float = 3e-3
     latents: str = "discrete"
     dtype: torch.dtype = torch.float32
+    beside: str = ""  # stacks of one such name train side by side on a GPU
 
 
 class Trainer:
     """Parameters, data and optimiser of a stack."""
 
-    def __init__(self, stack: Stack, device: str):
+    def __init__(self, stack: Stack, device: str, as_graph: bool = True):
         self.stack, self.device, self.steps = stack, torch.device(device), 0
         seeds = [run.seed for run in stack.runs]
         masks = tasks.all_masks(stack.modules, stack.most)
@@ -80,14 +84,17 @@ class Trainer:
         ]
         start = stack.network.initialise(self.codes, self.family.inputs, self.family.outputs, self.generator)
         self.params: Params = {name: value.requires_grad_() for name, value in start.items()}
+        self.watch = Watch(len(stack.runs), device)
         on_gpu = self.device.type == "cuda"
+        self.as_graph = on_gpu and as_graph
         self.rate = torch.tensor(stack.rate, device=device)
         self.optimiser = torch.optim.AdamW(
             self.params.values(), lr=self.rate if on_gpu else stack.rate, weight_decay=stack.decay, fused=True,
             capturable=on_gpu,
         )  # fmt: skip
+        self._stream = torch.cuda.Stream() if on_gpu else None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._resumed = False
+        self._resumed_at: int | None = None
 
     def draw(self, table: MaskTable, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Latents [E, B, M], codes [E, B, I], samples and targets of fresh tasks."""
@@ -99,45 +106,36 @@ class Trainer:
         """Every run's own encoding, zeros behind it up to the widest: [E, B, I]."""
         rows = []
         for run, encode in enumerate(self.encode):
-            code_BI = encode(z_EBM[run]) if encode is not None else self._shots(z_EBM, generator)[run]
+            code_BI = encode(z_EBM[run]) if encode is not None else self._shots(run, z_EBM[run], generator)
             rows.append(torch.nn.functional.pad(code_BI, (0, max(self.codes) - code_BI.shape[-1])))
         return torch.stack(rows)
 
-    def _shots(self, z_EBM: Tensor, generator: torch.Generator) -> Tensor:
-        """Fresh inputs of each task with their outputs, in a row: [E, B, I]."""
+    def _shots(self, run: int, z_BM: Tensor, generator: torch.Generator) -> Tensor:
+        """Fresh inputs of each task with their outputs, in a row: [B, I]."""
         assert isinstance(self.family, Hyperteacher), "the few-shot encoding shows a teacher's behaviour"
-        return torch.cat(self.family.draw(z_EBM, generator, encodings.SHOTS), -1).flatten(2)
+        return torch.cat(self.family.only(run).draw(z_BM[None], generator, encodings.SHOTS), -1)[0].flatten(1)
 
     def update(self) -> None:
         """One step of every run; each gets exactly its own gradient, since the loss is a sum over runs."""
         self.optimiser.zero_grad(set_to_none=True)
         _, code, x, target = self.draw(self.train_masks, self.stack.tasks, self.generator)
         output = self.stack.network(self.params, code, x, self.stack.dtype)
-        self.family.loss(output, target).sum().backward()
+        loss_E = self.family.loss(output, target)
+        self.watch.see(loss_E)
+        loss_E.sum().backward()
         self.optimiser.step()
 
     def advance(self, steps: int, deadline: float = float("inf")) -> bool:
         """Train up to `steps` in all; False if the deadline (of the monotonic clock) came first."""
-        started_at = self.steps
-        while self.steps < steps:
-            if self.steps % LOOK_EVERY == 0:
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-                if monotonic() > deadline:
-                    return False
-            self._step()
-            self.steps += 1
-            if self._resumed and self.steps - started_at <= WARM_UP:
-                self.set_rate((self.steps - started_at) / WARM_UP)
-        self._resumed = False
-        return True
+        return advance([self], steps, deadline)
 
     def resume(self, params: Params, steps: int) -> None:
         """Go on from stored parameters. The rate grows anew, since the optimiser's averages start at zero."""
         with torch.no_grad():
             for name, value in params.items():
                 self.params[name].copy_(value)
-        self.steps, self._resumed = steps, True
+        self.steps = self._resumed_at = steps
+        self.watch.restart(steps)
         self.set_rate(1 / WARM_UP)
 
     def set_rate(self, share: float) -> None:
@@ -147,26 +145,46 @@ class Trainer:
         else:
             self.optimiser.param_groups[0]["lr"] = rate
 
-    def _step(self) -> None:
-        if self.device.type != "cuda":
-            self.update()
-            return
-        if self._graph is None:
-            self._graph = self._captured()
-        self._graph.replay()
+    def step(self) -> None:
+        """One update; on a GPU it is asked for, not waited for."""
+        with torch.cuda.stream(self._stream):  # None: nothing changes
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self.update()
+            self.steps += 1
+            if self._resumed_at is not None:
+                since = self.steps - self._resumed_at
+                self.set_rate(since / WARM_UP)
+                self._resumed_at = None if since >= WARM_UP else self._resumed_at
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """One update as a graph. The updates that warm it up are undone."""
+    def look(self, last: bool = False) -> None:
+        """Wait for the device; runs that broke are an error."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+        def describe(run: int) -> str:
+            return f"run {run} of stack {self.stack.name!r} ({self.stack.runs[run]})"
+
+        check(self.watch, self.params, describe, last)
+
+    def is_broken(self) -> bool:
+        return bool(self.watch.broken()) or not all(bool(value.isfinite().all()) for value in self.params.values())
+
+    def prepare(self) -> None:
+        """Make the graph, if there is to be one. The updates that warm it up are undone."""
+        if not self.as_graph or self._graph is not None:
+            return
+        assert self._stream is not None
         kept = {name: value.detach().clone() for name, value in self.params.items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self.update()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream):  # a stream of its own has workspaces of its own
             self.update()
         with torch.no_grad():
             for name, value in kept.items():
@@ -174,4 +192,25 @@ class Trainer:
             for state in self.optimiser.state.values():
                 for value in state.values():
                     value.zero_()
-        return graph
+        self.watch.restart(self.steps)
+        torch.cuda.synchronize()
+        self._graph = graph
+
+
+def advance(trainers: Sequence[Trainer], steps: int, deadline: float = float("inf")) -> bool:
+    """Train several stacks side by side up to `steps` in all; False if the deadline came first."""
+    for trainer in trainers:
+        trainer.prepare()
+    done = trainers[0].steps
+    while done < steps:
+        if done % LOOK_EVERY == 0:
+            for trainer in trainers:
+                trainer.look()
+            if monotonic() > deadline:
+                return False
+        for trainer in trainers:
+            trainer.step()
+        done += 1
+    for trainer in trainers:
+        trainer.look(last=True)
+    return True
