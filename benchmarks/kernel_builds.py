@@ -42,7 +42,7 @@ class Builder:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: Any, **named: Any) -> None:
-            options = {key: named.pop(key) for key in ("num_warps", "num_stages") if key in named}
+            options = {key: named.pop(key) for key in ("num_warps", "num_stages", "launch_pdl") if key in named}
             values = {**dict(zip(self.kernel.arg_names, given, strict=False)), **named}
             signature, constants, attributes = self._types(values)
             if (key := f"{signature} {constants} {attributes} {options}") not in self.built:
@@ -99,6 +99,7 @@ def main() -> None:
     kind, dtype, *passes = sys.argv[1:]
     shapes = [tuple(map(int, each.split("x"))) for each in passes]
     for module in (decoder, layers):
+        module.overlapping = lambda device: {"EARLY": True, "launch_pdl": True}  # type: ignore[assignment]
         for name in KERNELS:
             if hasattr(module, name):
                 setattr(module, name, Builder(getattr(module, name)))

@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import tessellm
 from tessellm.decoding import groups
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.fused import layers
+from tessellm.decoding.fused import decoder, layers, low
 from tessellm.decoding.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.groups import make_groups
 from tessellm.decoding.sampling import Sampling
@@ -79,6 +79,34 @@ def test_equals_the_modules(
         wanted = group.logits(token_B[:, None], position_B[:, None], slots, cells, 1)
         torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
         token_B, position_B = found[0].argmax(-1), position_B + 1
+
+
+@pytest.mark.parametrize(("few_rows", "columns"), [(16, 16), (16, 128), (2, 32)])
+@torch.no_grad()
+def test_who_makes_an_input_makes_what_deltas_need_of_it(
+    few_rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first layer needs a launch of its own for it, or each whose rows are many; members' factors in chunks."""
+    monkeypatch.setattr(decoder, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(low, "MOST_COLUMNS", columns)
+    composed = composition("adapters", tmp_path)
+    (group,) = make_groups(composed, slots=4, cells=200, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    feed(group, [150, 3])
+    own_launches: list[int] = []
+    alone = layers.FusedLinear._low
+
+    def counting(self: Any, x_MBK: Any, deltas: Any) -> Any:
+        own_launches.append(deltas.width)
+        return alone(self, x_MBK, deltas)
+
+    monkeypatch.setattr(layers.FusedLinear, "_low", counting)
+    token_B, position_B = torch.tensor([5, 6]), torch.tensor([150, 3])
+    found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 160)[:, :, 0]
+    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 160, 1)
+    torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
+    assert len(own_launches) == (1 if few_rows == 16 else 4)  # queries, keys and values; gates in either layer
 
 
 @torch.no_grad()

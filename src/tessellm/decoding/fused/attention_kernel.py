@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import let_next_begin, wait_for_inputs
+
 
 @triton.jit
 def attention_kernel(  # type: ignore[no-untyped-def]
@@ -13,13 +15,15 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     rows, slots, members, junk, cell_stride, head_stride, row_stride, window, scale, softcap, cells_a_split,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr,
-    IN_SPLITS: tl.constexpr,
+    IN_SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences (member-major), key-value heads, splits of the cells.
 
     A program has all new tokens of its sequence: real ones first, at positions that follow one another, then padding at
     position −1. Its queries are those of the heads that share a key-value head, token by token, padded to QUERIES.
     """
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = D // 2
     sharing: tl.constexpr = HEADS // KV_HEADS
@@ -134,19 +138,29 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def combine_kernel(  # type: ignore[no-untyped-def]
-    part_max, part_sum, part_found, found_RN, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr,
+    part_max, part_sum, part_found, found_RN, low_SRL, down_CK, rows, rows_a_member,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
+    TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr, RANK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The splits' parts into one. Grid: rows, heads."""
+    """The splits' parts into one; where deltas read it (RANK > 0), a head's part of their low. Grid: rows, heads."""
+    let_next_begin(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     sharing: tl.constexpr = HEADS // KV_HEADS
+    d_D = tl.arange(0, D)
+    if RANK > 0:
+        r_L = tl.arange(0, RANK)
+        line_L = row // rows_a_member * RANK + r_L
+        down_LD = tl.load(down_CK + line_L[:, None] * (HEADS * D) + head * D + d_D[None, :])
+    wait_for_inputs(EARLY)
     query = row % TOKENS * sharing + head % sharing
     s_S = tl.arange(0, PADDED_SPLITS)
     index_S = ((row // TOKENS * KV_HEADS + head // sharing) * SPLITS + s_S) * QUERIES + query
     top_S = tl.load(part_max + index_S, mask=s_S < SPLITS, other=-float("inf"))
     weight_S = tl.exp(top_S - tl.max(top_S, 0))
     sum_S = tl.load(part_sum + index_S, mask=s_S < SPLITS, other=0.0)
-    d_D = tl.arange(0, D)
     found_SD = tl.load(part_found + index_S[:, None] * D + d_D[None, :], mask=(s_S < SPLITS)[:, None], other=0.0)
-    found_D = tl.sum(found_SD * weight_S[:, None], 0) / tl.sum(sum_S * weight_S, 0)
-    tl.store(found_RN + (row * HEADS + head) * D + d_D, found_D.to(CACHE))
+    found_D = (tl.sum(found_SD * weight_S[:, None], 0) / tl.sum(sum_S * weight_S, 0)).to(CACHE)
+    tl.store(found_RN + (row * HEADS + head) * D + d_D, found_D)
+    if RANK > 0:
+        low_L = tl.sum(down_LD.to(tl.float32) * found_D.to(tl.float32)[None, :], 1)
+        tl.store(low_SRL + (head * rows + row) * RANK + r_L, low_L)

@@ -12,15 +12,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..slots import SlotCache
+from .addresses import BLOCK_N, addresses
 from .architecture import Architecture, read_architecture, rotations
 from .attention_kernel import attention_kernel, combine_kernel
 from .kernels import embed_kernel, residual_kernel
-from .layers import BLOCK_N, TYPES, FusedLinear, addresses
+from .layers import TYPES, FusedLinear
+from .low import Low
+from .overlap import overlapping
 
 CELLS_A_SPLIT = 128
+FEWER_CELLS = 64  # a split, where programs are too few for all multiprocessors
+MULTIPROCESSORS = 132  # of an H200
 MOST_SPLITS = 32
 MOST_ROWS = 64  # of one weight; beyond it, a matrix product of the library's is faster
 MOST_ROWS_OF_SEVERAL = 256  # when drafts are verified, and the modules would launch ten times as much
+FEW_ROWS = 16  # for which a norm is worth doing several times, with a few of the numbers that deltas need each
+PIECE = 4  # those numbers
 MOST_TOKENS = 9  # of one sequence
 MOST_QUERIES = 128  # of one program: more do not fit into its registers
 
@@ -72,46 +79,64 @@ class FusedDecoder:
         """A sequence's real tokens come first, at positions that follow one another; padding, at −1, behind them."""
         a, members, slots, tokens = self.architecture, *token_MBT.shape
         count, position_BT = slots * tokens, position_BT.contiguous()  # rows of a member
-        x, h = (torch.empty(members, count, a.hidden, dtype=self.dtype, device=self.device) for _ in range(2))
+        x, other_x, h = (torch.empty(members, count, a.hidden, dtype=self.dtype, device=self.device) for _ in range(3))
         sizes: dict[str, Any] = {
             "K": a.hidden,
             "BLOCK_K": triton.next_power_of_2(a.hidden),
             "WEIGHT": TYPES[self.dtype],
+            **overlapping(self.device),
         }
         embed_kernel[(count, members)](
             token_MBT.contiguous(), self.embeddings, self.layers[0]["before"], x, h, count, a.embedding_scale, count,
             a.eps, a.gain_offset, **sizes,
         )  # fmt: skip
 
-        def add(y: Tensor, post: Tensor | None, following: Tensor) -> None:
-            """x += y, and h = norm(x) for what comes next."""
-            residual_kernel[(members * count,)](
-                x, y, h, following if post is None else post, following, members * count, count, a.eps, a.gain_offset,
-                SPLITS=y.shape[0], POST=post is not None, **sizes,
+        def add(y: Tensor, post: Tensor | None, gains: Tensor, reader: FusedLinear) -> Low | None:
+            """x += y, and h = norm(x) for the reader, with what its deltas need of it where rows are few."""
+            nonlocal x, other_x
+            low, made, table, width = None, h, gains, 0
+            if reader.deltas is not None and members * count <= FEW_ROWS:
+                low = reader.deltas.room(1, members, count)
+                made, table, width = low.numbers_SMBL, low.deltas.down_MLK, low.deltas.width
+            residual_kernel[(members * count, max(1, width // PIECE))](
+                x, y, other_x, h, gains if post is None else post, gains, made, table, members * count, count, width,
+                a.eps, a.gain_offset, SPLITS=y.shape[0], POST=post is not None, PIECE=PIECE if width else 0,
+                num_warps=8 if width else 4, **sizes,
             )  # fmt: skip
+            x, other_x = other_x, x
+            return low
 
+        low: Low | None = None
         for index, layer in enumerate(self.layers):
+            qkv, o, mlp, down = (layer[name] for name in ("qkv", "o", "mlp", "down"))
+            found, low = self._attend(index, qkv(h, low), position_BT, cells, o)
+            low = add(o(found, low), layer.get("after attention"), layer["between"], mlp)
+            made = mlp.low_for(down, members, count)
+            y = down(mlp(h, low, made)[0], made)
             last = index + 1 == a.layers
-            found = self._attend(index, layer["qkv"](h), position_BT, cells)
-            add(layer["o"](found), layer.get("after attention"), layer["between"])
-            following = self.norm if last else self.layers[index + 1]["before"]
-            add(layer["down"](layer["mlp"](h)[0]), layer.get("after mlp"), following)
-        return self.head(h)[0].unflatten(1, (slots, tokens))
+            gains, reader = (self.norm, self.head) if last else (self.layers[index + 1][n] for n in ("before", "qkv"))
+            low = add(y, layer.get("after mlp"), gains, reader)
+        return self.head(h, low)[0].unflatten(1, (slots, tokens))
 
     def _queries(self, tokens: int) -> int:
         """Of one sequence that share keys and values, padded to what matrix units take."""
         return max(16, triton.next_power_of_2(tokens * self.architecture.heads // self.architecture.kv_heads))
 
-    def _attend(self, index: int, qkv: Tensor, position_BT: Tensor, cells: int) -> Tensor:
+    def _attend(
+        self, index: int, qkv: Tensor, position_BT: Tensor, cells: int, reader: FusedLinear
+    ) -> tuple[Tensor, Low | None]:
+        """What the new tokens find, and what the reader's deltas need of it where cells are split."""
         a, members, (slots, tokens) = self.architecture, qkv.shape[1], position_BT.shape
         key, value = self.cache.key_RHCD[index], self.cache.value_RHCD[index]
         sequences, queries = members * slots, self._queries(tokens)
-        splits = max(1, min(MOST_SPLITS, -(-cells // CELLS_A_SPLIT)))
+        busy = sequences * a.kv_heads * -(-cells // CELLS_A_SPLIT) >= MULTIPROCESSORS
+        splits = max(1, min(MOST_SPLITS, -(-cells // (CELLS_A_SPLIT if busy else FEWER_CELLS))))
         found = torch.empty(members, slots * tokens, a.heads * a.head_size, dtype=self.dtype, device=self.device)
         parts = torch.empty(2, sequences * a.kv_heads * splits * queries, device=self.device)
         part_found = torch.empty(sequences * a.kv_heads * splits * queries, a.head_size, device=self.device)
         window, settings = a.windows[index], {"TOKENS": tokens, "QUERIES": queries, "CACHE": TYPES[self.dtype]}
         sizes = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size, "SPLITS": splits}
+        settings |= overlapping(self.device)
         attention_kernel[(sequences, a.kv_heads, splits)](
             qkv, key, value, position_BT, self.cos, self.sin, found, parts[0], parts[1], part_found,
             sequences * tokens, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0),
@@ -119,11 +144,17 @@ class FusedDecoder:
             BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None,
             IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2, **sizes, **settings,
         )  # fmt: skip
-        if splits > 1:
-            combine_kernel[(sequences * tokens, a.heads)](
-                parts[0], parts[1], part_found, found, PADDED_SPLITS=triton.next_power_of_2(splits), **sizes, **settings
-            )
-        return found
+        if splits == 1:
+            return found, None
+        rows = slots * tokens
+        low = None if reader.deltas is None else reader.deltas.room(a.heads, members, rows)
+        own = (found, position_BT) if low is None else (low.numbers_SMBL, low.deltas.down_MLK)
+        combine_kernel[(members * rows, a.heads)](
+            parts[0], parts[1], part_found, found, *own, members * rows, rows,
+            PADDED_SPLITS=triton.next_power_of_2(splits), RANK=0 if low is None else low.deltas.rank, **sizes,
+            **settings,
+        )  # fmt: skip
+        return found, low
 
 
 def fuse(members: Sequence[PreTrainedModel], cache: SlotCache) -> FusedDecoder | None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .low_kernels import delta_of, low_of_block, low_of_rows, up_block
+from .overlap import fetch, let_next_begin, wait_for_inputs
+
 
 @triton.jit
 def _at(table, index, pointer: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -28,31 +31,45 @@ def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def linear_kernel(  # type: ignore[no-untyped-def]
-    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, delta_table, part_table,
-    rows, blocks, out_width, cap, low_width, all_rows, rows_a_member,
+    x_GRK, y_GRN, weight_table, up_weight_table, bias_table, low_SRL, up_OC, part_table, next_low, next_down,
+    rows, blocks, out_width, cap, low_width, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
-    LOW_SPLITS: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr,
+    CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, LOW_SPAN: tl.constexpr, NEXT_RANK: tl.constexpr,
+    NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
     Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
 
-    With deltas (MEMBERS > 0) the rows of all members read one weight, and each adds its own up · low.
-    With SPLITS > 1 partial sums go to y[split]; who reads them adds them up.
+    With deltas (RANK > 0) the rows of all members read one weight, and each adds its own up · low, CHUNK columns of all
+    members' at a time; with NEXT_RANK the low of the layer that reads y comes along, a part a block. With SPLITS > 1
+    partial sums go to y[split]; who reads them adds them up.
     """
-    block, group, split = tl.program_id(0) // ROW_BLOCKS * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
+    let_next_begin(EARLY)
+    place = tl.program_id(0) // ROW_BLOCKS
+    block, group, split = place * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
     row_R = tl.program_id(0) % ROW_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
     n_N = tl.arange(0, BLOCK_N)
     real_R = row_R < rows
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
+    span: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K  # whole blocks: loads stay aligned
     weight = _at(weight_table, group * blocks + block, pointer)
+    most: tl.constexpr = span if span < AHEAD else AHEAD
+    ahead_N = tl.minimum(most, K - split * span + n_N * 0) * (WEIGHT.primitive_bitwidth // 8)
+    fetch(weight + n_N * K + split * span, ahead_N, EARLY)
+    if GLU > 0:
+        up_weight = _at(up_weight_table, group * blocks + block, pointer)
+        fetch(up_weight + n_N * K + split * span, ahead_N, EARLY)
+    held: tl.constexpr = RANK > 0 and BLOCK_R <= 16  # there is room to hold deltas' factors while waiting
+    if held:
+        up_NC = up_block(up_OC, block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
+        if GLU > 0:
+            second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
+    wait_for_inputs(EARLY)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-    if GLU > 0:
-        up_weight = _at(up_weight_table, group * blocks + block, pointer)
-    span: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K  # whole blocks: loads stay aligned
     for start in range(0, span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
         real_K = k_K < K
@@ -62,39 +79,27 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
-    if MEMBERS > 0 and split == 0:
-        total_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 0, row_R, n_N, rows, low_width, all_rows,
-                            rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
+    if RANK > 0 and (split == 0 or LOW_SPAN > 0):
+        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
+        column = tl.load(part_table + block) * RANK
+        low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
         if GLU > 0:
-            up_RN += _deltas(delta_table, low_SRL, part_table, block, blocks, 1, row_R, n_N, rows, low_width, all_rows,
-                             rows_a_member, MEMBERS, RANK, LOW_SPLITS, BLOCK_N, pointer, PRECISION)  # fmt: skip
-    _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
-            TABLE_N, GLU, BIAS, CAP, SPLITS, pointer)  # fmt: skip
-
-
-@triton.jit
-def _deltas(  # type: ignore[no-untyped-def]
-    delta_table, low_SRL, part_table, block, blocks, which, row_R, n_N, rows, low_width, all_rows, rows_a_member,
-    MEMBERS: tl.constexpr, RANK: tl.constexpr, LOW_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, pointer: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """up · low of every row's own member; `which` of two layers where gate and up are one launch."""
-    r_L = tl.arange(0, RANK)
-    part = tl.load(part_table + which * blocks + block)
-    low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
-    for s in range(LOW_SPLITS):
-        place = (s * all_rows + row_R[:, None]) * low_width + part * RANK + r_L[None, :]
-        low_RL += tl.load(low_SRL + place, mask=(row_R < rows)[:, None], other=0.0)
-    found_RN = tl.zeros((row_R.shape[0], BLOCK_N), tl.float32)
-    for member in range(MEMBERS):
-        address = tl.load(delta_table + (which * MEMBERS + member) * blocks + block)
-        up = tl.multiple_of(address.to(pointer), 16)
-        given_NL = n_N[:, None] + r_L[None, :] < tl.where(address != 0, BLOCK_N + RANK, 0)
-        up_NL = tl.load(up + n_N[:, None] * RANK + r_L[None, :], mask=given_NL, other=0.0)
-        own_R = (row_R // rows_a_member) == member
-        own_RL = tl.where(own_R[:, None], low_RL, 0.0).to(up_NL.dtype)
-        found_RN += tl.dot(own_RL, tl.trans(up_NL), input_precision=PRECISION)
-    return found_RN
+            column = tl.load(part_table + blocks + block) * RANK
+            second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+        for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
+            if first > 0 or not held:
+                up_NC = up_block(up_OC, block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)
+            total_RN += delta_of(up_NC, low_RL, row_R, rows_a_member, first, CHUNK, RANK, PRECISION)
+            if GLU > 0:
+                if first > 0 or not held:
+                    second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)
+                up_RN += delta_of(second_up_NC, second_RL, row_R, rows_a_member, first, CHUNK, RANK, PRECISION)
+    y_RN = _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
+                   TABLE_N, GLU, BIAS, CAP, SPLITS, pointer)  # fmt: skip
+    if NEXT_RANK > 0:
+        for first in tl.static_range(0, MEMBERS * NEXT_RANK, NEXT_CHUNK):
+            low_of_block(next_low, next_down, y_RN.to(WEIGHT), place, block * TABLE_N + n_N, row_R, rows, out_width,
+                         rows_a_member, first, NEXT_CHUNK, MEMBERS * NEXT_RANK, NEXT_RANK, PRECISION)  # fmt: skip
 
 
 @triton.jit
@@ -102,9 +107,11 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, bias_table, rows, blocks, out_width, cap,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """What linear_kernel does without deltas, for a row or few: products and sums in registers keep more of the memory
     busy. Grid: output rows / BLOCK_N, groups, splits of K."""
+    let_next_begin(EARLY)
     place, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces: tl.constexpr = TABLE_N // BLOCK_N
     block, piece = place // pieces, place % pieces
@@ -125,6 +132,8 @@ def thin_kernel(  # type: ignore[no-untyped-def]
         w_NK = tl.load(weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+        if start == 0:
+            wait_for_inputs(EARLY)
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0).to(tl.float32)
         sum_RNK += x_RK[:, None, :] * w_NK.to(tl.float32)[None, :, :]
         if GLU > 0:
@@ -141,7 +150,7 @@ def _finish(  # type: ignore[no-untyped-def]
     TABLE_N: tl.constexpr, GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr,
     pointer: tl.constexpr,
 ):  # fmt: skip
-    """Bias, activation and cap on the sums of a block, and the block into y."""
+    """Bias, activation and cap on the sums of a block, and the block into y; what was stored."""
     if BIAS and split == 0:
         bias = _at(bias_table, group * blocks + block, pointer)
         total_RN += tl.load(bias + n_N).to(tl.float32)[None, :]
@@ -152,15 +161,19 @@ def _finish(  # type: ignore[no-untyped-def]
     place = (group * rows + row_R[:, None]) * out_width + block * TABLE_N + n_N[None, :]
     if SPLITS > 1:
         place += split * tl.num_programs(1) * rows * out_width
-    tl.store(y_GRN + place, total_RN.to(y_GRN.dtype.element_ty), mask=(row_R < rows)[:, None])
+    y_RN = total_RN.to(y_GRN.dtype.element_ty)
+    tl.store(y_GRN + place, y_RN, mask=(row_R < rows)[:, None])
+    return y_RN
 
 
 @triton.jit
 def embed_kernel(  # type: ignore[no-untyped-def]
     token_MB, table_M, gain_table, x_RK, h_RK, slots, scale, rows_a_gain, eps, gain_offset,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """x = scale · E[token], h = norm(x). Grid: slots, members."""
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     slot, member = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     row = member * slots + slot
@@ -169,36 +182,47 @@ def embed_kernel(  # type: ignore[no-untyped-def]
     x = tl.load(_at(table_M, member, pointer) + token * K + k_K, mask=k_K < K, other=0.0)
     x = (x * scale).to(WEIGHT)
     tl.store(x_RK + row * K + k_K, x, mask=k_K < K)
-    _store_normed(h_RK, x.to(tl.float32), gain_table, row, rows_a_gain, k_K, eps, gain_offset, K, WEIGHT)
+    gain = tl.load(_at(gain_table, row // rows_a_gain, pointer) + k_K, mask=k_K < K, other=0.0).to(tl.float32)
+    tl.store(h_RK + row * K + k_K, _normed(x.to(tl.float32), gain + gain_offset, eps, K).to(WEIGHT), mask=k_K < K)
 
 
 @triton.jit
 def residual_kernel(  # type: ignore[no-untyped-def]
-    x_RK, y_SRK, h_RK, post_gains, next_gains, rows, rows_a_gain, eps, gain_offset,
+    x_RK, y_SRK, new_x_RK, h_RK, post_gains, next_gains, low_RL, down_MLK, rows, rows_a_gain, low_width, eps,
+    gain_offset,
     K: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, POST: tl.constexpr, WEIGHT: tl.constexpr,
+    PIECE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """x += y, normalised first where the architecture does so; h = norm(x) for what reads it next. Grid: rows."""
-    row = tl.program_id(0)
+    """new x = x + y, y normalised first where the architecture does so; h = norm(new x) for what reads it next, and of
+    deltas that read it low = A h, PIECE of its numbers a program. Grid: rows, pieces."""
+    let_next_begin(EARLY)
+    row, piece = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     k_K = tl.arange(0, BLOCK_K)
     real_K = k_K < K
+    next_gain = tl.load(_at(next_gains, row // rows_a_gain, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
+    if POST:
+        gain = tl.load(_at(post_gains, row // rows_a_gain, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
+    if PIECE > 0:
+        l_L = piece * PIECE + tl.arange(0, PIECE)
+        line_L = row // rows_a_gain * low_width + l_L
+        down_LK = tl.load(down_MLK + line_L[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
+    wait_for_inputs(EARLY)
     y = tl.zeros((BLOCK_K,), tl.float32)
     for split in tl.static_range(SPLITS):
         y += tl.load(y_SRK + (split * rows + row) * K + k_K, mask=real_K, other=0.0).to(tl.float32)
     if POST:
-        gain = tl.load(_at(post_gains, row // rows_a_gain, pointer) + k_K, mask=real_K, other=0.0).to(tl.float32)
-        y = y * tl.rsqrt(tl.sum(y * y, 0) / K + eps) * (gain + gain_offset)
+        y = _normed(y, gain + gain_offset, eps, K)
     x = tl.load(x_RK + row * K + k_K, mask=real_K, other=0.0).to(tl.float32) + y.to(WEIGHT).to(tl.float32)
     x = x.to(WEIGHT)
-    tl.store(x_RK + row * K + k_K, x, mask=real_K)
-    _store_normed(h_RK, x.to(tl.float32), next_gains, row, rows_a_gain, k_K, eps, gain_offset, K, WEIGHT)
+    h = _normed(x.to(tl.float32), next_gain + gain_offset, eps, K).to(WEIGHT)
+    mine_K = k_K < tl.where(piece == 0, K, 0)
+    tl.store(new_x_RK + row * K + k_K, x, mask=mine_K)
+    tl.store(h_RK + row * K + k_K, h, mask=mine_K)
+    if PIECE > 0:
+        tl.store(low_RL + row * low_width + l_L, tl.sum(down_LK.to(tl.float32) * h.to(tl.float32)[None, :], 1))
 
 
 @triton.jit
-def _store_normed(  # type: ignore[no-untyped-def]
-    h_RK, x_K, gain_table, row, rows_a_gain, k_K, eps, gain_offset, K: tl.constexpr, WEIGHT: tl.constexpr
-):  # fmt: skip
-    pointer: tl.constexpr = tl.pointer_type(WEIGHT)
-    gain = tl.load(_at(gain_table, row // rows_a_gain, pointer) + k_K, mask=k_K < K, other=0.0).to(tl.float32)
-    normed = x_K * tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
-    tl.store(h_RK + row * K + k_K, (normed * (gain + gain_offset)).to(WEIGHT), mask=k_K < K)
+def _normed(x_K, gain_K, eps, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    return x_K * tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps) * gain_K

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,35 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from ..low_rank import LowRank, read_low_rank
+from ..low_rank import read_low_rank
+from .addresses import BLOCK_N, block_addresses
 from .kernels import linear_kernel, thin_kernel
+from .low import Deltas, Low
+from .overlap import overlapping
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-BLOCK_N = 16  # output rows an address stands for
 THIN = 1  # rows up to which sums in registers beat matrix units; never those of members with deltas
 MOST_BLOCK_R = 64  # rows of one program
+WIDEST_BLOCK = 64  # of output rows, for one program
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 SHORTEST_SUM = 512  # but not into pieces shorter than this
-
-
-def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Where tensors start: at multiples of 16 bytes, which the kernels rely on."""
-    if device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in tensors):
-        raise ValueError("a weight does not start at a multiple of 16 bytes")
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
-
-
-def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
-    """For each group: the address of every block of BLOCK_N rows of its tensors, one after another; 0 for none."""
-    table = []
-    for tensors in rows:
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            addresses([tensor], device)
-            step = tensor.stride(0) * tensor.element_size() * BLOCK_N
-            table += [tensor.data_ptr() + block * step for block in range(tensor.shape[0] // BLOCK_N)]
-    return torch.tensor(table, device=device)
+AHEAD = 512  # weights of each output row that a launch fetches while it waits for its inputs
 
 
 class FusedLinear:
@@ -85,23 +68,44 @@ class FusedLinear:
         self.bias_table = block_addresses(biases, self.device) if self.biased else self.table
         self.out_dtype = out_dtype or self.dtype
         self._kept = (parts, biases)
-        self.low: _Low | None = _Low(deltas, self) if any(any(own) for own in deltas) else None
-        if self.low is not None and not self.shared:
-            raise ValueError("deltas are added to a shared weight")
+        self.deltas: Deltas | None = None
+        if any(any(own) for own in deltas):
+            if not self.shared:
+                raise ValueError("deltas are added to a shared weight")
+            self.deltas = Deltas(deltas, self.sizes * 2 if glu else self.sizes, self.k, self.dtype, self.device)
 
-    def __call__(self, x_MBK: Tensor) -> Tensor:
+    def __call__(self, x_MBK: Tensor, low: Low | None = None, made: Low | None = None) -> Tensor:
+        """`low` if whoever made x made what the deltas need of it, too; `made` to do the same for who reads y."""
         members, slots, k = x_MBK.shape
-        groups, rows = (1, members * slots) if self.shared else (members, slots)
-        layout = layout_of(groups, rows, self.unit, self.out, k, self.may_split, self.dtype)
+        groups, rows, layout = self._laid_out(members, slots)
         dtype = torch.float32 if layout.splits > 1 else self.out_dtype
         y = torch.empty(layout.splits, members, slots, self.out, dtype=dtype, device=x_MBK.device)
-        low = self.low(x_MBK) if self.low is not None else None
+        if low is None and self.deltas is not None:
+            low = self._low(x_MBK, self.deltas)
         launch(
             layout, self.table, x_MBK, y, groups, rows, self.out, k, self.dtype, up_table=self.up_table,
-            biases=self.bias_table, glu=self.glu, biased=self.biased, cap=self.cap, low=low, delta=self.low,
-            rows_a_member=slots,
+            biases=self.bias_table, glu=self.glu, biased=self.biased, cap=self.cap, low=low, made=made, members=members,
         )  # fmt: skip
         return y
+
+    def low_for(self, reader: FusedLinear, members: int, slots: int) -> Low | None:
+        """Room for what the reader's deltas need of y, which a call can fill; None if there are none, or it cannot."""
+        _, _, layout = self._laid_out(members, slots)
+        if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1:
+            return None
+        width = layout.settings["BLOCK_N"]
+        return reader.deltas.room(self.out // width, members, slots, width)
+
+    def _laid_out(self, members: int, slots: int) -> tuple[int, int, Layout]:
+        groups, rows = (1, members * slots) if self.shared else (members, slots)
+        return groups, rows, layout_of(groups, rows, self.unit, self.out, self.k, self.may_split, self.dtype)
+
+    def _low(self, x_MBK: Tensor, deltas: Deltas) -> Low:
+        members, slots, _ = x_MBK.shape
+        layout = layout_of(members, slots, deltas.rank, deltas.width, self.k, True, self.dtype)
+        low = deltas.room(layout.splits, members, slots)
+        launch(layout, deltas.down_table, x_MBK, low.numbers_SMBL, members, slots, deltas.width, self.k, self.dtype)
+        return low
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def layout_of(
     if rows <= THIN:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
-    block_n = next(size for size in (64, 32, 16) if unit % size == 0)
+    block_n = next(size for size in (64, 32, 16) if unit % size == 0 and size <= WIDEST_BLOCK)
     programs = groups * out // block_n
     splits = min(-(-PROGRAMS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
     most, stages = (MOST_BLOCK_R, 5) if dtype.itemsize == 2 else (16, 3)  # as many as fit
@@ -133,66 +137,32 @@ def layout_of(
 def launch(
     layout: Layout, table: Tensor, x: Tensor, y: Tensor, groups: int, rows: int, out: int, k: int, dtype: torch.dtype,
     up_table: Tensor | None = None, biases: Tensor | None = None, glu: int = 0, biased: bool = False,
-    cap: float | None = None, low: Tensor | None = None, delta: _Low | None = None, rows_a_member: int = 1,
+    cap: float | None = None, low: Low | None = None, made: Low | None = None, members: int = 1,
 ) -> None:  # fmt: skip
     """One launch of a linear kernel."""
     row_blocks = -(-rows // layout.settings["BLOCK_R"])
     grid = (out // layout.settings["BLOCK_N"] * row_blocks, groups, layout.splits)
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
-    common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
+    common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings, **overlapping(x.device)}
     if layout.thin:
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return
-    if delta is None or low is None:
-        deltas, width, sizes = (x, table, table), 0, {"MEMBERS": 0, "RANK": 16, "LOW_SPLITS": 1}
-    else:
-        deltas, width = (low, delta.table, delta.parts), delta.width
-        sizes = {"MEMBERS": delta.members, "RANK": delta.rank, "LOW_SPLITS": low.shape[0]}
+    own, width, following = (x, x, table), 0, (x, x)
+    sizes = dict.fromkeys(("MEMBERS", "RANK", "LOW_PARTS", "LOW_SPAN", "NEXT_RANK"), 0) | {
+        "CHUNK": 16,
+        "NEXT_CHUNK": 16,
+    }
+    if low is not None:
+        deltas, width = low.deltas, low.deltas.width
+        own = (low.numbers_SMBL, deltas.up_OC, deltas.parts)
+        sizes |= {"MEMBERS": members, "RANK": deltas.rank, "CHUNK": deltas.chunk(layout.settings["BLOCK_R"])}
+        sizes |= {"LOW_PARTS": len(low.numbers_SMBL), "LOW_SPAN": low.span}
+    if made is not None:
+        following = (made.numbers_SMBL, made.deltas.down_MLK)
+        chunk = made.deltas.chunk(layout.settings["BLOCK_R"])
+        sizes |= {"MEMBERS": members, "NEXT_RANK": made.deltas.rank, "NEXT_CHUNK": chunk}
     linear_kernel[grid](
-        x, y, *tables, *deltas, rows, out // BLOCK_N, out, cap or 1.0, width, rows, rows_a_member,
-        ROW_BLOCKS=row_blocks, **sizes, **common,
+        x, y, *tables, *own, *following, rows, out // BLOCK_N, out, cap or 1.0, width, rows // members,
+        ROW_BLOCKS=row_blocks, AHEAD=AHEAD, **sizes, **common,
     )  # fmt: skip
-
-
-class _Low:
-    """The first halves of all deltas: low = A x of every row by its own member. The owner adds the rest."""
-
-    def __init__(self, deltas: Sequence[Sequence[LowRank | None]], owner: FusedLinear):
-        given = [delta for own in deltas for delta in own if delta is not None]
-        self.rank = max(16, triton.next_power_of_2(max(len(delta.down_RI) for delta in given)))
-        self.members, parts = len(deltas), len(deltas[0])
-        self.width, self.k, self.dtype, device = parts * self.rank, owner.k, owner.dtype, owner.device
-        nothing = torch.zeros(self.rank, self.k, dtype=self.dtype, device=device)
-        self._kept: list[Tensor] = [nothing]
-        downs: list[list[Tensor]] = []
-        ups: list[list[Tensor | None]] = []
-        for own in deltas:
-            downs.append([nothing if delta is None else self._padded(delta.down_RI, 0) for delta in own])
-            ups.append([None if delta is None else self._padded(delta.up_OR, 1) for delta in own])
-        self.down_table = block_addresses(downs, device)
-        halves = [[part] for part in range(parts)] if owner.glu else [list(range(parts))]  # gate and up are one launch
-        counts = [size // BLOCK_N for size in (owner.sizes * 2 if owner.glu else owner.sizes)]
-        numbers = [part for half in halves for part in half for _ in range(counts[part])]
-        self.parts = torch.tensor(numbers, dtype=torch.int32, device=device)
-        blocks: list[int] = []
-        for half, own_ups in itertools.product(halves, ups):
-            for part in half:
-                up = own_ups[part]
-                blocks += [0] * counts[part] if up is None else block_addresses([[up]], device).tolist()
-        self.table = torch.tensor(blocks, device=device)
-
-    def _padded(self, factor: Tensor, axis: int) -> Tensor:
-        shape = list(factor.shape)
-        shape[axis] = self.rank
-        padded = torch.zeros(shape, dtype=self.dtype, device=factor.device)
-        padded.narrow(axis, 0, factor.shape[axis]).copy_(factor)
-        self._kept.append(padded)
-        return padded
-
-    def __call__(self, x_MBK: Tensor) -> Tensor:
-        members, slots, _ = x_MBK.shape
-        layout = layout_of(members, slots, self.rank, self.width, self.k, True, self.dtype)
-        low = torch.empty(layout.splits, members, slots, self.width, device=x_MBK.device)
-        launch(layout, self.down_table, x_MBK, low, members, slots, self.width, self.k, self.dtype)
-        return low

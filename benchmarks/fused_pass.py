@@ -1,0 +1,129 @@
+"""What the choices of the fused kernels bring, one by one: milliseconds of a pass of all members, without the rule.
+
+    python benchmarks/fused_pass.py                            one GPU, google/gemma-2-2b's shapes, two minutes
+    TRITON_INTERPRET=1 python benchmarks/fused_pass.py --toy   that it runs, in Triton's interpreter
+
+Each line is one choice changed: launches that overlap, how much of the weights a waiting launch fetches, who makes what
+deltas need, cells of a split. Beside it is the time that reading all weights once takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reference_overhead import RESULTS
+from tessellm.decoding.bench.measure import bandwidth
+from tessellm.decoding.bench.models import base_alone, first_experts, random_composition
+from tessellm.decoding.fused import decoder, layers, overlap
+from tessellm.decoding.groups import make_groups
+from tessellm.files import write_text
+from tessellm.provenance import environment
+from tessellm.shared_tensors import unique_bytes
+
+CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
+    "as it is": {},
+    "launches in turn": {(overlap, "ALLOWED"): False},
+    "nothing fetched ahead": {(layers, "AHEAD"): 0},
+    "256 fetched ahead": {(layers, "AHEAD"): 256},
+    "1024 fetched ahead": {(layers, "AHEAD"): 1024},
+    "norms make no low": {(decoder, "FEW_ROWS"): 0},
+    "128 cells a split": {(decoder, "FEWER_CELLS"): 128},
+    "blocks of 32 outputs": {(layers, "WIDEST_BLOCK"): 32},
+    "four programs a multiprocessor": {(layers, "PROGRAMS"): 528},
+}
+
+
+@contextmanager
+def changed(choice: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    before = {(where, name): getattr(where, name) for where, name in choice}
+    for (where, name), value in choice.items():
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for (where, name), value in before.items():
+            setattr(where, name, value)
+
+
+def timed(work: Callable[[], Any], device: str, rounds: int) -> float:
+    """Milliseconds of one pass: the median over replays of a graph, or over calls where there is no GPU."""
+    if device == "cpu":
+        since = time.perf_counter()
+        work()
+        return (time.perf_counter() - since) * 1e3
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    found = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(4):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 4)
+    return statistics.median(found)
+
+
+@torch.no_grad()
+def passes(model: Any, slots: int, device: str, rounds: int, cells: int, limit: float) -> dict[str, Any]:
+    (group,) = make_groups(model, slots=slots, cells=cells, stacked=True)
+    members = [model.member(name) for name in model.members]
+    one = torch.zeros(1, 1, dtype=torch.long, device=device)
+    group.logits(one, one, one[0], 1, 1)  # makes the cache
+    fused = group.fused if group.fused is not None else decoder.fuse(members, group.cache)
+    assert fused is not None
+    token_MBT = torch.full((len(members), slots, 1), 5, device=device)
+    position_BT = torch.full((slots, 1), cells - 2, device=device)
+    found: dict[str, Any] = {"limit_ms": unique_bytes(members) / limit * 1e3}
+    wanted = fused(token_MBT, position_BT, cells)
+    for name, choice in CHOICES.items():
+        with changed(choice):
+            try:
+                far = (fused(token_MBT, position_BT, cells) - wanted).abs().max().item()
+                found[name] = {"ms": timed(lambda: fused(token_MBT, position_BT, cells), device, rounds), "far": far}
+            except Exception as error:  # one that does not fit
+                found[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(f"  {name}: {found[name]}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    device = "cpu" if given.toy else "cuda"
+    shape, dtype = ("gemma-tiny", torch.float32) if given.toy else ("gemma-2-2b", torch.bfloat16)
+    limit = 1e10 if given.toy else bandwidth(torch.device(device))
+    cases: dict[str, Any] = {}
+    for kind, experts in (("lora", 3), ("full", 2)):
+        whole = random_composition(shape, experts, kind, "evidence", device, dtype)
+        for name, model, slots in (
+            (f"{kind}, {experts} experts", first_experts(whole, experts), 1),
+            ("base alone, 4 rows", base_alone(whole), 4),
+            (f"{kind}, {experts} experts, 32 rows", first_experts(whole, experts), 2 if given.toy else 32),
+        ):
+            if (kind == "full" and name.startswith("base")) or (kind == "lora" and name.endswith("32 rows")):
+                continue
+            print(name, flush=True)
+            cases[name] = passes(model, slots, device, 3 if given.toy else 20, 192, limit)
+    content = {"name": "fused-pass", "cases": cases, "bytes_a_second": limit, **environment()}
+    write_text(given.out / "fused-pass.json", json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Tables of addresses, by which kernels find weights where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK_N = 16  # output rows an address stands for
+
+
+def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Where tensors start: at multiples of 16 bytes, which the kernels rely on."""
+    if device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in tensors):
+        raise ValueError("a weight does not start at a multiple of 16 bytes")
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
+
+
+def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
+    """For each group: the address of every block of BLOCK_N rows of its tensors, one after another; 0 for none."""
+    table = []
+    for tensors in rows:
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            addresses([tensor], device)
+            step = tensor.stride(0) * tensor.element_size() * BLOCK_N
+            table += [tensor.data_ptr() + block * step for block in range(tensor.shape[0] // BLOCK_N)]
+    return torch.tensor(table, device=device)

@@ -1,0 +1,58 @@
+"""Parts of kernels that have to do with low-rank deltas. A delta is up · (down · x); `low` is down · x.
+
+Whoever makes x makes low as well, in parts that the reader adds up. Rows are all members', member by member. Factors of
+all members lie side by side, so that one product serves all rows: each row's own member is picked by zeros elsewhere.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def up_block(up_OC, first, n_N, FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Outputs n behind the first, and a chunk of the members' columns: [N, C]. Depends on nobody."""
+    c_C = FIRST + tl.arange(0, CHUNK)
+    return tl.load(up_OC + (first + n_N[:, None]) * COLUMNS + c_C[None, :], mask=(c_C < COLUMNS)[None, :], other=0.0)
+
+
+@triton.jit
+def low_of_rows(  # type: ignore[no-untyped-def]
+    low_SRL, column, first_part, row_R, rows, low_width,
+    RANK: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr,
+):  # fmt: skip
+    """The sum of PARTS parts from the first on: [R, RANK]. Unrolled, so that all loads are under way at once."""
+    column_L = column + tl.arange(0, RANK)
+    low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
+    for part in tl.static_range(PARTS):
+        place = ((first_part + part) * rows + row_R[:, None]) * low_width + column_L[None, :]
+        given_R = row_R < tl.where(first_part + part < ALL_PARTS, rows, 0)
+        low_RL += tl.load(low_SRL + place, mask=given_R[:, None], other=0.0)
+    return low_RL
+
+
+@triton.jit
+def delta_of(  # type: ignore[no-untyped-def]
+    up_NC, low_RL, row_R, rows_a_member, FIRST: tl.constexpr, CHUNK: tl.constexpr, RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """up · low of every row whose member is in the chunk: [R, N]."""
+    everywhere = tl.broadcast_to(low_RL[:, None, :], (row_R.shape[0], CHUNK // RANK, RANK))
+    own_RC = (row_R // rows_a_member)[:, None] == ((FIRST + tl.arange(0, CHUNK)) // RANK)[None, :]
+    low_RC = tl.where(own_RC, tl.reshape(everywhere, (row_R.shape[0], CHUNK)), 0.0)
+    return tl.dot(low_RC.to(up_NC.dtype), tl.trans(up_NC), input_precision=PRECISION)
+
+
+@triton.jit
+def low_of_block(  # type: ignore[no-untyped-def]
+    low_SRL, down_CK, y_RN, part, n_N, row_R, rows, width, rows_a_member,
+    FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """down · y over the columns n of a block, of rows whose member is in the chunk: one part of low."""
+    c_C = FIRST + tl.arange(0, CHUNK)
+    down_CN = tl.load(down_CK + c_C[:, None] * width + n_N[None, :], mask=(c_C < COLUMNS)[:, None], other=0.0)
+    low_RC = tl.dot(y_RN, tl.trans(down_CN), input_precision=PRECISION)
+    own_RC = (row_R // rows_a_member)[:, None] == (c_C // RANK)[None, :]
+    place = (part * rows + row_R[:, None]) * RANK + (c_C % RANK)[None, :]
+    tl.store(low_SRL + place, low_RC, mask=(row_R < rows)[:, None] & own_RC)
