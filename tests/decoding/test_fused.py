@@ -86,7 +86,7 @@ def test_equals_the_modules(
 def test_who_makes_an_input_makes_what_deltas_need_of_it(
     few_rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the first layer needs a launch of its own for it, or each whose rows are many; members' factors in chunks."""
+    """Only the first layer needs a launch of its own, or each with many rows; members' columns in chunks."""
     monkeypatch.setattr(decoder, "FEW_ROWS", few_rows)
     monkeypatch.setattr(low, "MOST_COLUMNS", columns)
     composed = composition("adapters", tmp_path)
