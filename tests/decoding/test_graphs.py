@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.decoding import attention
 from tessellm.decoding.bench.models import with_deltas
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
@@ -72,6 +73,22 @@ def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
     engine = Engine(there, slots=4, speculation=Speculation("member:base", 4, adaptive=False))
     assert all(group.fused is None for group in engine.state.groups)
     assert not unexcused(here, engine.generate(prompts(6, 60), Sampling(12, ignore_end=True)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "adapters"])
+def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces and at once, over a sliding window and not: as with masks, up to rounding."""
+    model = pair(kind, "product")[1].to(torch.bfloat16)
+    texts, asked = [text * 5 for text in prompts(6, 60)], Sampling(1, ignore_end=True)
+    found = []
+    for masked, chunk in ((True, 2048), (False, 2048), (False, 32)):
+        monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
+        engine = Engine(model, slots=4)
+        engine.prefill.chunk = chunk
+        found.append(torch.tensor([request.logprobs for request in engine.generate(texts, asked)]))
+        monkeypatch.undo()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0.05)
 
 
 def test_more_numbers_of_rows_than_a_compiler_takes_for_one_function() -> None:

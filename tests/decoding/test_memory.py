@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import device
+from tessellm.decoding import compiled_rule, device
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.steps import Steps
@@ -83,7 +83,8 @@ def test_too_many_rows_fail_the_youngest_and_the_engine_keeps_to_fewer(model: An
     assert not engine.busy
 
 
-def test_a_step_that_ran_out_halfway_can_be_tried_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+def test_a_step_that_ran_out_halfway_can_be_tried_again(model: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule's state must not have moved on when choosing a token fails."""
     engine = Engine(model, slots=2)
     request = engine.submit(prompts(1, 30, seed=3)[0], NEW)
@@ -94,8 +95,9 @@ def test_a_step_that_ran_out_halfway_can_be_tried_again(model: Any, monkeypatch:
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(device.SlotState, "_choose", full)
+    monkeypatch.setattr(compiled_rule, "best", full)
     with pytest.raises(torch.OutOfMemoryError), torch.inference_mode():
-        engine.state.decode(1, len(request.prompt) + request.asked, "greedy")
+        engine.state.decode(1, len(request.prompt) + request.asked, how)
     monkeypatch.undo()
     assert all(map(torch.equal, before, engine.state.buffers))
     while not request.done:

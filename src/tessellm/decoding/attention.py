@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from ..errors import EngineError
 from .slots import Pass
 
 NAME = "tessellm_slots"
+LARGEST_HEAD = 256  # of flash attention
 UNKNOWN = ("position_bias", "s_aux", "head_mask")  # of other architectures: they would be left out silently
 
 
@@ -38,7 +40,12 @@ def slot_attention(
         raise EngineError(f"{type(module).__name__} needs an attention that the fast path does not have")
     if not getattr(module, "applies_softcap", True):
         softcap = None
+    slot_pass.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is None and _needs_no_mask(query, slot_pass, sliding_window):
+        return _continue(query, key, value, scale), None
+    if first := slot_pass.first(sliding_window):
+        key, value = key[:, :, first:], value[:, :, first:]
     if query.device.type == "cpu" and softcap is None:
         return _attend(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
     mask = slot_pass.mask(sliding_window)
@@ -54,6 +61,21 @@ def slot_attention(
     score = score.masked_fill(~mask[:, :, None], torch.finfo(score.dtype).min)
     weight = score.softmax(-1, dtype=torch.float32).to(value.dtype).flatten(2, 3)
     return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
+
+
+def _needs_no_mask(query: Tensor, slot_pass: Pass, window: int | None) -> bool:
+    """Whether a GPU's fastest attention takes it: half precision, rows alike, nothing too far back to be seen."""
+    seen = slot_pass.start is not None and (window is None or slot_pass.cells <= window)
+    fits = query.dtype.itemsize == 2 and query.shape[-1] <= LARGEST_HEAD
+    return seen and fits and query.shape[2] > 1 and query.device.type == "cuda"
+
+
+def _continue(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Tokens that are the last of their cells read all cells before them: [R, T, heads, D]."""
+    order: Any = causal_lower_right(query.shape[2], key.shape[2])
+    shared = query.shape[1] != key.shape[1]
+    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=order, scale=scale, enable_gqa=shared)
+    return found.transpose(1, 2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:

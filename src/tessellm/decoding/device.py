@@ -23,6 +23,7 @@ from .sampling import choose, uniform
 from .voices import Special, Voice
 
 READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
+READ_AT_ONCE_ON_GPU = 1 << 28  # a GiB, of which a rule makes several
 
 
 def part(state: Any, slots: Any) -> Any:
@@ -96,11 +97,13 @@ class SlotState:
         cells: int,
         how: str | None,
         special: Special | None = None,
+        start: int | None = None,
     ) -> None:
-        """Feed tokens (left-padded: position −1). `how` its first new token is chosen; None: it is not at its end."""
+        """Feed tokens (left-padded: position −1). `how` its first new token is chosen; None: it is not at its end.
+        `start` as for a group."""
         window = special.window(self.rule) if special else self.rule.window
         keep = min(token_BT.shape[1], window + 1) if how else 1
-        logits_M = member_logits(self.groups, token_BT, position_BT, slot_B, cells, keep)
+        logits_M = member_logits(self.groups, token_BT, position_BT, slot_B, cells, keep, start)
         if how is None:
             return
         heard_BT, real_BT = token_BT[:, -keep:], position_BT[:, -keep:] >= 0
@@ -127,7 +130,7 @@ class SlotState:
         rule = voice.rule if voice else self.rule
         state: Any = None
         elements = len(logits_M) * logits_M[0][:, :1].numel()
-        most = READ_AT_ONCE if self.device.type == "cpu" else elements * token_BT.shape[1]
+        most = READ_AT_ONCE if self.device.type == "cpu" else READ_AT_ONCE_ON_GPU
         for start, stop in slices(token_BT.shape[1], elements, most):
             logp_MBTV = normalised([logits[:, start:stop] for logits in logits_M])
             logp_BTV, state, why = explained(rule, logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)

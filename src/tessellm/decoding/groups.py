@@ -28,7 +28,13 @@ class Members(Protocol):
     cache: Any
 
     def logits(
-        self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+        self,
+        token_BT: Tensor,
+        position_BT: Tensor,
+        slot_B: Tensor | int,
+        cells: int,
+        keep: int,
+        start: int | None = None,
     ) -> list[Tensor]: ...
 
 
@@ -43,9 +49,16 @@ class Group:
     fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
 
     def logits(
-        self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+        self,
+        token_BT: Tensor,
+        position_BT: Tensor,
+        slot_B: Tensor | int,
+        cells: int,
+        keep: int,
+        start: int | None = None,
     ) -> list[Tensor]:
-        """Each member's logits over the shared vocabulary, of the last `keep` positions: [B, keep, V] each."""
+        """Each member's logits over the shared vocabulary, of the last `keep` positions: [B, keep, V] each. `start`:
+        where every row's tokens begin, if all begin there, none is padding, and the cells end with them."""
         m = len(self.members)
         if self.fused is not None and isinstance(slot_B, int) and self.fused.takes(*token_BT.shape):
             token_MBT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments])
@@ -57,7 +70,7 @@ class Group:
             rows: Tensor | int = slot_B * m
         else:
             rows = (slot_B[:, None] * m + torch.arange(m, device=slot_B.device)).flatten()
-        self.cache.now = Pass(position_RT, rows, cells)
+        self.cache.now = Pass(position_RT, rows, cells, start)
         call: Any = self.module
         output = call(
             input_ids=token_RT,
@@ -116,11 +129,17 @@ def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
 
 
 def member_logits(
-    groups: Sequence[Members], token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+    groups: Sequence[Members],
+    token_BT: Tensor,
+    position_BT: Tensor,
+    slot_B: Tensor | int,
+    cells: int,
+    keep: int,
+    start: int | None = None,
 ) -> list[Tensor]:
     """Logits of all members, in the composition's order: [B, keep, V] each."""
     found: dict[int, Tensor] = {}
     for group in groups:
-        logits = group.logits(token_BT, position_BT, slot_B, cells, keep)
+        logits = group.logits(token_BT, position_BT, slot_B, cells, keep, start)
         found |= dict(zip(group.members, logits, strict=True))
     return [found[i] for i in range(len(found))]

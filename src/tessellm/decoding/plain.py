@@ -42,7 +42,13 @@ class PlainGroup:
         self.cache: Any = SlotCaches(model.member(self.name).config)
 
     def logits(
-        self, token_BT: Tensor, position_BT: Tensor, slot_B: Tensor | int, cells: int, keep: int
+        self,
+        token_BT: Tensor,
+        position_BT: Tensor,
+        slot_B: Tensor | int,
+        cells: int,
+        keep: int,
+        start: int | None = None,
     ) -> list[Tensor]:
         """As of a Group: of the last `keep` positions, zeros where there is padding."""
         slots = range(slot_B) if isinstance(slot_B, int) else slot_B.tolist()

@@ -21,6 +21,8 @@ from .voices import Special, special
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass
+CHUNK_ON_GPU = 2048  # there, starting the kernels of a pass takes as long as computing so many
+PASS_TOKENS_ON_GPU = 4096
 MOST_PADDED = 1.5  # times the real tokens of a pass
 SMALLEST_CHUNK = 16
 
@@ -57,7 +59,9 @@ class Prefill:
 
     def __init__(self, state: SlotState, steps: Steps, prefixes: Prefixes, window: int):
         self.state, self.steps, self.prefixes, self.window = state, steps, prefixes, window
-        self.chunk, self.pass_tokens = CHUNK, PASS_TOKENS  # less when memory runs out
+        on_gpu = state.device.type == "cuda"
+        self.chunk = CHUNK_ON_GPU if on_gpu else CHUNK  # less when memory runs out
+        self.pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS
 
     def next(self, in_slot: Sequence[Request | None]) -> Portion | None:
         """What to feed now. Beginnings that a cache holds already are taken from there."""

@@ -85,7 +85,7 @@ def _by_groups(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
     start = length - STEPS
     position_1T = torch.arange(length, device=token_1T.device)[None]
     slot_1 = torch.tensor([slots - 1], device=token_1T.device)
-    logits_M = member_logits(groups, token_1T[:, :start], position_1T[:, :start], slot_1, start, start)
+    logits_M = member_logits(groups, token_1T[:, :start], position_1T[:, :start], slot_1, start, start, 0)
     first_MTV = torch.stack([logits[0] for logits in logits_M]).float().log_softmax(-1)
     return torch.cat([first_MTV, *(_tokens(groups, token_1T, slots, t, t + 1) for t in range(start, length))], 1)
 

@@ -24,18 +24,21 @@ class Pass:
     position_RT: Tensor  # of each token in its sequence; −1 is padding
     row_R: Tensor | int  # which rows of the cache; a number means the first so many
     cells: int  # positions of the cache that are read
+    start: int | None = (
+        None  # where the tokens of every row begin, if they begin alike, without padding, and end the cells
+    )
+    windows: set[int | None] = field(default_factory=set)  # those that the layers asked for
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[int | None, Tensor | None] = field(default_factory=dict)
 
-    @property
-    def windows(self) -> set[int | None]:
-        """Those that the layers asked for."""
-        return set(self._masks)
+    def first(self, window: int | None) -> int:
+        """The first cell that a layer with this window reads, as far as the host knows."""
+        return 0 if window is None or self.start is None else max(0, self.start - window + 1)
 
     def mask(self, window: int | None) -> Tensor:
-        """What each token may read, itself included: [R, 1, T, cells], True where it may."""
+        """What each token may read, itself included, from the first cell on: [R, 1, T, cells], True where it may."""
         if window not in self._masks:
-            cell_C = torch.arange(self.cells, device=self.position_RT.device)
+            cell_C = torch.arange(self.first(window), self.cells, device=self.position_RT.device)
             seen = cell_C <= self.position_RT[..., None]
             if window is not None:
                 seen = seen & (cell_C > self.position_RT[..., None] - window)

@@ -5,6 +5,7 @@ Rows are slot-major (row = slot · M + member). The module is a structural copy 
     a module whose parameters all members share       reads all rows at once: base weights are read once
     a linear layer with low-rank deltas on a shared base   does so too, and adds the deltas in one batched product
     a linear layer that each member has for itself    becomes a stacked product over members
+    a norm that each member has for itself            runs once, around the gains of all
     any other module with parameters of its own       sees each member's rows apart
 
 so it works on every architecture whose modules treat rows independently, and computes what the members compute.
@@ -25,6 +26,7 @@ from . import attention
 from .cpu_linear import MemberModules, quicken
 from .low_rank import LowRank, SharedWithDeltas, read_low_rank
 from .stacked_linear import StackedLinear
+from .stacked_norm import StackedNorm
 
 
 class Apart(nn.Module):
@@ -112,8 +114,9 @@ def _combine(child: nn.Module, own: list[nn.Module]) -> nn.Module | None:
         return None
     if _same_tensors(own):
         return child
-    linear = all(type(module) is nn.Linear for module in own)
-    return StackedLinear(own) if linear else Apart(own)  # type: ignore[arg-type]
+    if all(type(module) is nn.Linear for module in own):
+        return StackedLinear(own)  # type: ignore[arg-type]
+    return StackedNorm(own) if StackedNorm.fits(own) else Apart(own)
 
 
 def _check_plain(own: Sequence[nn.Module]) -> None:

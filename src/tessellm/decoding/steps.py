@@ -32,9 +32,10 @@ class Steps:
         how: str | None,
         special: Special | None = None,
     ) -> None:
-        cells = self._cells(int(position_BT.max()) + 1)
+        stop, start = int(position_BT.max()) + 1, int(position_BT[0, 0])
+        alike = start >= 0 and bool((position_BT == torch.arange(start, start + position_BT.shape[1])).all())
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
-        self.state.prefill(slot_B, token_BT, position_BT, cells, how, special)
+        self.state.prefill(slot_B, token_BT, position_BT, stop, how, special, start if alike else None)
 
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         self.state.decode(rows, self._cells(cells), how, special)
