@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tessellm.errors import TrainingError
+from tessellm.experiments.finite import check_copies
 from tessellm.experiments.stacked import Shape, initialise, logits, select, to_llama, train
 from tessellm.experiments.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
 
@@ -49,6 +50,13 @@ def test_a_single_step_has_the_full_rate():
     constant = train(start, SHAPE, lambda: batch, steps=1, lr=1e-3, constant=True)
     assert not torch.equal(once["head"], start["head"])
     assert all(torch.equal(once[name], constant[name]) for name in start)
+
+
+def test_copies_that_arrive_changed_are_told(monkeypatch: pytest.MonkeyPatch):
+    check_copies("cpu")
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor + (len(tensor) > 2**12))
+    with pytest.raises(TrainingError, match="copies of 65536 bytes from cpu arrive changed"):
+        check_copies("cpu")
 
 
 def test_a_member_that_breaks_is_named_with_its_update():

@@ -1,8 +1,8 @@
 """Runs that train side by side in one computation: which of them broke, at which update, and what in it.
 
-A loss that is not finite ruins its run for good and says nothing by itself: the mean over runs hides it from a reader
-of one number, and a decoder fitted much later fails with an error of linear algebra. Here it is noted on the device as
-it happens, without waiting for the device, and told at the next look.
+A loss that is not finite ruins its run for good and says nothing by itself; a decoder fitted much later fails with an
+error of linear algebra. Here it is noted on the device as it happens, without waiting for the device, and told at the
+next look. `check_copies` is for what no look at a loss can see: a device whose copies do not arrive.
 
 Shapes: E run.
 """
@@ -62,3 +62,16 @@ def check(watch: Watch, params: Mapping[str, Tensor], describe: Callable[[int], 
         told.append(f"{describe(run)} broke at update {update} ({where})")
     more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
     raise TrainingError(f"training gave values that are not finite: {'; '.join(told)}{more}")
+
+
+def check_copies(device: torch.device | str) -> None:
+    """Refuse a device that does not get what it is sent, or does not send back what it has."""
+    for count in (2**8, 2**13, 2**17, 2**21):  # 2 KiB to 16 MiB: drivers copy small and large ones differently
+        here, there = (torch.arange(count, device=place) * 2_654_435_761 for place in ("cpu", device))
+        same = {"to": torch.equal(here.to(device), there), "from": torch.equal(there.cpu(), here)}
+        if not all(same.values()):
+            ways = " and ".join(way for way, arrived in same.items() if not arrived)
+            raise TrainingError(
+                f"copies of {8 * count} bytes {ways} {device} arrive changed: nothing it computes can be trusted. "
+                "Use the device alone, without sharing it between processes, or another one"
+            )

@@ -84,8 +84,14 @@ def attend(x_EBTD: Tensor, params: Params, layer: int, heads: int, cos: Tensor, 
     return mix(o.transpose(1, 2).reshape(e, b, t, d), params[f"{layer}.out"])
 
 
-def logits(params: Params, shape: Shape, tokens_EBT: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[E, B, T, V], computed in `dtype` and returned in float32."""
+def logits(
+    params: Params,
+    shape: Shape,
+    tokens_EBT: Tensor,
+    dtype: torch.dtype = torch.float32,
+    hidden: list[Tensor] | None = None,
+) -> Tensor:
+    """[E, B, T, V], computed in `dtype` and returned in float32; `hidden` collects the layers' outputs [E, B, T, D]."""
     steps, size = tokens_EBT.shape[-1], shape.width // shape.heads
     device = tokens_EBT.device
     frequency = ROPE_BASE ** (-torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
@@ -96,6 +102,8 @@ def logits(params: Params, shape: Shape, tokens_EBT: Tensor, dtype: torch.dtype 
         x = x + attend(rms_norm(x, params[f"{layer}.attend_norm"]), params, layer, shape.heads, cos, sin)
         gate, up = mix(rms_norm(x, params[f"{layer}.feed_norm"]), params[f"{layer}.gate_up"]).chunk(2, -1)
         x = x + mix(functional.silu(gate) * up, params[f"{layer}.down"])
+        if hidden is not None:
+            hidden.append(x)
     return mix(rms_norm(x, params["norm"]), params["head"]).float()
 
 

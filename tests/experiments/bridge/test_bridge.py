@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessellm.errors import CheckpointError
+from tessellm.diagnose.activations import text_features
+from tessellm.errors import CheckpointError, TrainingError
 from tessellm.experiments.bridge import experiment
 from tessellm.experiments.bridge.combinations import ChainTable, combinations, gold, split
-from tessellm.experiments.bridge.knowledge import due_skill
+from tessellm.experiments.bridge.knowledge import ROWS, decode_all, due_skill, read
 from tessellm.experiments.skills import chains
 from tessellm.experiments.skills.members import oracle, wrong
+from tessellm.experiments.stacked import Shape, initialise, to_llama
 
 SKILLS = (1, 2, 4, 6)
 
@@ -66,8 +68,8 @@ def test_gold_texts_are_the_chains_asked_for_and_have_owners() -> None:
             assert row[10 + 7 * step : 16 + 7 * step] == text.tolist()
             owners = prompts.owner_BT[number, 10 + 7 * step : 16 + 7 * step].tolist()
             assert owners == [1 + SKILLS.index(skill)] * 6
-    rows, positions, due = due_skill(prompts, 2)
-    assert {row[position] for row, position in zip(rows, positions, strict=True)} == {chains.MARKER}
+    cut, due = due_skill(prompts, 2)
+    assert set(cut[:, -1].tolist()) == {chains.MARKER}
     assert due.tolist() == [1 + SKILLS.index(chosen[n % 2][1]) for n in range(6)]
     knowing = torch.zeros(5, 6, prompts.tokens_BT.shape[1], chains.VOCABULARY)
     following = prompts.tokens_BT.roll(-1, 1)
@@ -92,31 +94,78 @@ def test_crossings() -> None:
     assert experiment.crossing(points, 0.95) is None
 
 
-def test_the_experiment_runs_at_a_toy_size_and_keeps_the_experts(
+def test_what_is_read_is_what_the_models_own_layer_holds() -> None:
+    shape = Shape(chains.VOCABULARY, 16, 2, 2)
+    params = {name: 3 * value for name, value in initialise(shape, 3, drawn()).items()}
+    prompts = gold(combinations(SKILLS, 2), SKILLS, 24, drawn())
+    found = read(params, shape, prompts, "three")
+    llama, layer = to_llama(params, shape, 2), "model.layers.1"
+    cut, _ = due_skill(prompts, 2)
+
+    def run(ids: torch.Tensor, mask: torch.Tensor) -> object:
+        return llama(input_ids=ids, attention_mask=mask)
+
+    slow = text_features(run, llama, [layer], cut.tolist(), [cut.shape[1] - 1] * 24)[layer]
+    assert torch.allclose(found.x_END[2].double(), slow, atol=2e-3, rtol=2e-3)
+    assert len(found.groups_N.unique()) == 12
+    params["1.down"][1, 0, 0] = torch.nan
+    with pytest.raises(TrainingError, match=r"three, model 1: layer 1 is not finite; neither are .* 1\.down"):
+        read(params, shape, prompts, "three")
+
+
+@pytest.mark.slow
+def test_processes_decode_what_one_does() -> None:
+    due, groups = (torch.arange(48) % 4).numpy(), (torch.arange(48) % 12).numpy()
+    jobs = [(torch.randn(48, 6, generator=drawn(seed)).numpy(), due, groups, 1) for seed in range(2)]
+    assert list(decode_all(jobs, 2)) == list(decode_all(jobs, 1))
+
+
+def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = experiment.size_of("cpu")
     shape = dataclasses.replace(real.recipe.shape, width=16, layers=1)
     recipe = dataclasses.replace(real.recipe, shape=shape, base_updates=2, base_rows=2, expert_updates=2, expert_rows=2)
-    toy = dataclasses.replace(real, recipe=recipe, shares=(0.0, 0.5), seeds=2, rows=12, model_rows=4)
-    monkeypatch.setattr(experiment, "size_of", lambda name: toy)
+    toy = dataclasses.replace(real, recipe=recipe, shares=(0.0, 0.25, 0.5, 0.75), rows=12, model_rows=4)
+    hurried = dataclasses.replace(toy, first_minutes=0.0)
+    monkeypatch.setattr(experiment, "size_of", lambda name: hurried)
     monkeypatch.setattr(experiment, "ROWS", 48)
-    result = experiment.run(0, tmp_path, "full", log=lambda text: None)
+    said: list[str] = []
+    with monkeypatch.context() as stopped:
+        stopped.setattr(experiment, "decode_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(0, tmp_path, "full", log=said.append)
+    monkeypatch.setattr(experiment, "score_experts", None)  # not called from here on: what it made is kept
+    first = experiment.run(0, tmp_path, "full", log=said.append)
+    assert not first.holds
+    assert any("run the same command again" in text for text in said)
+    monkeypatch.setattr(experiment, "size_of", lambda name: toy)
+    result = experiment.run(0, tmp_path, "full", log=said.append)
     content = result.write(tmp_path)
     ids = {claim["id"] for claim in content["claims"]}
     assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2", "decodability-models"} <= ids
     assert (tmp_path / "bridge.png").is_file()
-    pairs = [pair["pair"] for cell in content["tables"]["experts"] for pair in cell.get("pairs", [])]
-    assert sorted(map(tuple, pairs)) == sorted(2 * combinations(SKILLS, 2))  # two seeds
-    hurried = dataclasses.replace(toy, first_minutes=0.0)
-    monkeypatch.setattr(experiment, "size_of", lambda name: hurried)
-    monkeypatch.setattr(experiment, "score_experts", None)  # not called: what it made is kept
-    said: list[str] = []
-    again = experiment.run(0, tmp_path, "full", log=said.append)
-    assert not again.holds
-    assert "run the same command again" in said[-1]
-    kept = tmp_path / "bridge-state" / "experts.json"
+    assert content["tables"]["experts"] == first.tables["experts"]
+    pairs = [pair for cell in content["tables"]["experts"] for pair in cell.get("pairs", [])]
+    assert sorted(tuple(pair["pair"]) for pair in pairs) == sorted(combinations(SKILLS, 2))
+    assert all(0 <= pair["knows"] <= 1 for pair in pairs)
+    monkeypatch.setattr(experiment, "score_models", None)
+    assert experiment.run(0, tmp_path, "full", log=said.append).tables == result.tables
+    folder = tmp_path / "bridge-state"
+    assert sorted(path.name for path in folder.iterdir()) == ["cells.json", "features.safetensors"]
     for damaged in ("{", "[]", '{"cells": []}'):
-        kept.write_text(damaged)
-        with pytest.raises(CheckpointError, match=r"experts\.json is damaged, or another version's"):
+        (folder / "cells.json").write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"cells\.json is damaged, or another version's"):
             experiment.run(0, tmp_path, "full", log=said.append)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_layers_hold_at_full_size_fits_a_file() -> None:
+    size = experiment.size_of("full")
+    skills, width = len(size.recipe.skills), size.recipe.shape.width
+    experts = size.seeds * len(size.recipe.regimes) * skills * 8 * len(combinations(size.recipe.skills, 2)) * width
+    models = size.seeds * len(size.shares) * ROWS * width
+    assert 2 * (experts + models) < 15 * 2**20

@@ -7,7 +7,7 @@ combinations that the single model trained on; the experts' composition is a lin
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...files import stored, write_text
 from ..claims import Claim, Result
 from ..correlation import correlation
+from ..finite import check_copies
 from ..intervals import share
 from ..panels import COLOURS, caption, drawn, panels, save
 from ..skills import chains
@@ -27,7 +28,8 @@ from ..skills.experiment import default_rule
 from ..skills.members import Recipe, gold_rows, oracle, train_members, wrong
 from ..stacked import Params, Shape, initialise, logits, select, train
 from .combinations import ChainTable, Split, gold, split
-from .knowledge import ROWS, decodability
+from .knowledge import ROWS, Read, decode_all, read
+from .state import Cells, State
 
 HELD_OUT = 0.25
 Log = Callable[[str], None]
@@ -44,6 +46,7 @@ class Size:
     device: str
     model_rows: int  # an update of the single models
     first_minutes: float = float("inf")  # experts that took longer leave the single models for the next call
+    workers: int = 1  # processes that decode
 
     @property
     def model_updates(self) -> int:
@@ -63,17 +66,19 @@ def size_of(name: str) -> Size:
     recipe = Recipe(
         Shape(chains.VOCABULARY, 256, 4, 4), regimes=("aligned", "clean"), steps=3, dtype=torch.bfloat16, compiled=True
     )
-    return Size(recipe, (0.0, 0.1, 0.25, 0.5, 0.75), 3, 1024, "cuda", 256, first_minutes=2.5)
+    return Size(recipe, (0.0, 0.1, 0.25, 0.5, 0.75), 3, 1024, "cuda", 256, first_minutes=5, workers=os.cpu_count() or 1)
 
 
 def lengths_of(size: Size) -> range:
     return range(2, size.recipe.steps + 1)
 
 
-def score_experts(size: Size, seeds: list[int], splits: list[Split], log: Log) -> list[dict[str, Any]]:
-    """The composition of all experts on held-out combinations, by seed, regime and length; its members' knowledge."""
+def score_experts(size: Size, seeds: list[int], splits: list[Split], state: State, log: Log) -> None:
+    """The composition of all experts on held-out combinations, by seed, regime and length; what its members' layers
+    hold is read for `know`."""
     members = train_members(size.recipe, seeds, size.device, log)
-    cells: list[dict[str, Any]] = []
+    cells: Cells = []
+    features: dict[str, Tensor] = {}
     for number, seed in enumerate(seeds):
         for regime in size.recipe.regimes:
             params = members.of(regime, number)
@@ -89,28 +94,28 @@ def score_experts(size: Size, seeds: list[int], splits: list[Split], log: Log) -
                      "oracle": share(int(best_B.sum()), size.rows),
                      "by_chain": {str(c): right_B[n :: len(held)].float().mean().item() for n, c in enumerate(held)}}
                 )  # fmt: skip
-            cells[-1] |= pairs_of(size, params, splits[number], 97 * seed)
+            name = f"experts.{seed}.{regime}"
+            pairs, found = pairs_of(size, params, splits[number], 97 * seed, name)
+            cells[-1] |= {"pairs": pairs, "read": name}
+            features |= found.named(name)
             log(f"seed {seed}, {regime}: composed {cells[-1]['composed']['share']:.2f} of length {cells[-1]['length']}")
-    return cells
+    state.add("experts", cells, features)
 
 
-def pairs_of(size: Size, params: Params, parts: Split, seed: int) -> dict[str, Any]:
-    """Every pair of skills, none of which an expert ever saw: share composed right; and which expert knows its turn."""
+def pairs_of(size: Size, params: Params, parts: Split, seed: int, name: str) -> tuple[Cells, Read]:
+    """Every pair of skills, none of which an expert ever saw: share composed right; and the experts' layers on them."""
     skills = size.recipe.skills
     every = [chain for chain in (*parts.held_out, *parts.trainable) if len(chain) == 2]
     prompts = gold(every, skills, max(ROWS, 8 * len(every)), torch.Generator(device=size.device).manual_seed(seed))
     rows = gold_rows(params, size.recipe, prompts)
     right_B = ~wrong(default_rule(rows, prompts.tokens_BT), prompts).any(1)
-    knows = [decodability(params, size.recipe.shape, 1 + k, prompts, 1 + k) for k in range(len(skills))]
     pairs = [
-        {"pair": list(chain), "right": right_B[n :: len(every)].float().mean().item(),
-         "knows": min(knows[skills.index(skill)]["score"] for skill in chain)}
-        for n, chain in enumerate(every)
-    ]  # fmt: skip
-    return {"pairs": pairs, "decodability": knows}
+        {"pair": list(chain), "right": right_B[n :: len(every)].float().mean().item()} for n, chain in enumerate(every)
+    ]
+    return pairs, read(select(params, list(range(1, 1 + len(skills)))), size.recipe.shape, prompts, name)
 
 
-def score_models(size: Size, seeds: list[int], splits: list[Split], log: Log) -> list[dict[str, Any]]:
+def score_models(size: Size, seeds: list[int], splits: list[Split], state: State, log: Log) -> None:
     """Single models on the same held-out combinations, by seed, share trained on and length."""
     generator = torch.Generator(device=size.device).manual_seed(1000 + seeds[0])
     seen = [splits[number].seen(part) for number in range(len(seeds)) for part in size.shares]
@@ -121,18 +126,43 @@ def score_models(size: Size, seeds: list[int], splits: list[Split], log: Log) ->
         lambda step, loss: log(f"single models, update {step + 1}: mean loss {loss.mean():.2g}"),
         size.recipe.compiled, size.recipe.dtype,
     )  # fmt: skip
-    cells: list[dict[str, Any]] = []
+    cells: Cells = []
+    features: dict[str, Tensor] = {}
     for index in range(len(seen)):
         number, part = divmod(index, len(size.shares))
         for length in lengths_of(size):
             cells.append(_score_model(size, params, index, seeds[number], splits[number], length))
             cells[-1] |= {"share": size.shares[part], "combinations": len(seen[index])}
-        trained = select(params, [index])
         every = [chain for chain in (*splits[number].held_out, *splits[number].trainable) if len(chain) == 2]
         prompts = gold(every, size.recipe.skills, ROWS, torch.Generator(device=size.device).manual_seed(97))
-        cells[-1]["decodability"] = decodability(trained, size.recipe.shape, 0, prompts)
+        name = f"models.{index}"
+        features |= read(select(params, [index]), size.recipe.shape, prompts, name).named(name)
+        cells[-1]["read"] = name
         log(f"seed {seeds[number]}, share {size.shares[part]}: {cells[-1]['right']['share']:.2f}")
-    return cells
+    state.add("models", cells, features)
+
+
+def know(size: Size, state: State, log: Log) -> None:
+    """Decodability wherever layers were read: of every expert's turn, of the single models' next skill."""
+    waiting = [(kind, cell) for kind, cells in state.cells.items() for cell in cells if "read" in cell]
+    jobs = []
+    for kind, cell in waiting:
+        found = Read.of(state.features, cell["read"])
+        x_END, due_N, groups_N = found.x_END.float().numpy(), found.due_N.numpy(), found.groups_N.numpy()
+        jobs += [(x_ND, due_N, groups_N, 1 + k if kind == "experts" else None) for k, x_ND in enumerate(x_END)]
+    if jobs:
+        log(f"decoding from the layers of {len(jobs)} models")
+    scores = decode_all(jobs, size.workers)
+    skills = size.recipe.skills
+    for kind, cell in waiting:
+        if kind == "models":
+            cell["decodability"] = next(scores)
+        else:
+            cell["decodability"] = [next(scores) for _ in skills]
+            for pair in cell["pairs"]:
+                pair["knows"] = min(cell["decodability"][skills.index(skill)]["score"] for skill in pair["pair"])
+        del cell["read"]
+        state.write()
 
 
 @torch.no_grad()
@@ -145,33 +175,27 @@ def _score_model(size: Size, params: Params, index: int, seed: int, parts: Split
 
 
 def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
-    """Train and measure both; `bridge.json` and `bridge.png`. At full size the experts' cells are kept in between."""
+    """Train and measure both; `bridge.json` and `bridge.png`. At full size what is done is kept in between."""
     began = time.monotonic()
     setting = size_of(size)
     seeds = [seed + number for number in range(setting.seeds)]
     splits = [split(setting.recipe.skills, setting.recipe.steps, HELD_OUT, s) for s in seeds]
-    folder = out / "bridge-state"
-    experts = _kept(folder / "experts.json", seeds) or score_experts(setting, seeds, splits, log)
-    models = []
-    if size == "full":
-        write_text(folder / "experts.json", json.dumps({"seeds": seeds, "cells": experts}))
-    if time.monotonic() - began < 60 * setting.first_minutes:
-        models = score_models(setting, seeds, splits, log)
-    else:
+    state = State(out / "bridge-state" if size == "full" else None, seeds)
+    if len(state.cells) < 2:
+        check_copies(setting.device)
+    if "experts" not in state.cells:
+        score_experts(setting, seeds, splits, state, log)
+    if "models" not in state.cells and time.monotonic() - began < 60 * setting.first_minutes:
+        score_models(setting, seeds, splits, state, log)
+    elif "models" not in state.cells:
         log("the single models are left for the next call: run the same command again")
+    know(setting, state, log)
+    experts, models = state.cells["experts"], state.cells.get("models", [])
     claims = [Claim("finished", "single models trained too", bool(models), "true", bool(models))]
     claims += claims_of(experts, models) if models else []
     figures = drawn(lambda: draw(experts, models, out)) if models else []
     tables = {"experts": experts, "models": models, "updates": {"single": setting.model_updates}}
     return Result("bridge", claims, seed, size, time.monotonic() - began, figures, tables)
-
-
-def _kept(path: Path, seeds: list[int]) -> list[dict[str, Any]] | None:
-    if not path.is_file():
-        return None
-    with stored(path):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content["cells"] if content["seeds"] == seeds else None
 
 
 def mean(values: list[float]) -> float:

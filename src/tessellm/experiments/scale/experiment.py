@@ -16,6 +16,7 @@ import torch
 
 from ..claims import Claim, Result
 from ..correlation import correlation
+from ..finite import check_copies
 from ..panels import drawn
 from .figure import draw
 from .stacks import stacks
@@ -34,6 +35,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     folder.mkdir(parents=True, exist_ok=True)
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
+    check_copies("cuda" if full else "cpu")
     deadline = began + 60 * minutes if full else float("inf")
     state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
     if not full:

@@ -166,7 +166,10 @@ class Trainer:
         def describe(run: int) -> str:
             return f"run {run} of stack {self.stack.name!r} ({self.stack.runs[run]})"
 
-        check(self.watch, self.params, describe, last)
+        given = {
+            f"the family's {name}": value for name, value in vars(self.family).items() if isinstance(value, Tensor)
+        }
+        check(self.watch, self.params | given, describe, last)
 
     def is_broken(self) -> bool:
         return bool(self.watch.broken()) or not all(bool(value.isfinite().all()) for value in self.params.values())
