@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 import speculation as trained_speculation
 from gpu_claims import claims
@@ -99,10 +100,12 @@ class Bench:
     def base(self) -> dict[str, Any]:
         return self.row(base_alone(self.composition("lora")), batch=4)
 
-    def profile(self, kind: str, experts: int) -> dict[str, Any]:
-        model = first_experts(self.composition(kind), experts)
-        rows = random_prompts(model, [128])
-        found = profiled(Engine(model, 1, 128 + max(self.new, 40)), rows, self.new, steps=32)
+    def profile(self, kind: str, experts: int, batch: int = 1) -> dict[str, Any]:
+        """Where a step's time goes; with no experts, that of the base alone."""
+        whole = self.composition(kind)
+        model = first_experts(whole, experts) if experts else base_alone(whole)
+        rows = random_prompts(model, [128] * batch)
+        found = profiled(Engine(model, batch, 128 + max(self.new, 40)), rows, self.new, steps=32)
         for line in found["kernels"][:8]:
             print(f"  {line['share']:6.1%} {line['ms']:.3f} ms {line['calls']:6.1f} × {line['kernel']}", flush=True)
         return found
@@ -123,11 +126,13 @@ class Bench:
         return {**found, "ratio": found["lora"]["all"] / found["base"]["all"]}
 
     def equality(self, kind: str, dtype: torch.dtype, draft: str | None = None) -> dict[str, Any]:
-        """Four prompts of different lengths, against model.py."""
+        """Four prompts of different lengths, against model.py. Few kernels are compiled for it: the prompts are alike
+        enough to be fed and decoded together, drafts are of one length, and their rule is not compiled."""
         whole = self.composition(kind, dtype)
         model = first_experts(whole, min(len(whole.members) - 1, 2 if kind == "full" else 3))
-        engine = Engine(model, 4, 200, speculation=Speculation(draft) if draft else None)
-        requests = engine.generate(random_prompts(model, [128, 64, 33, 7]), Sampling(self.new, ignore_end=True))
+        drafts = Speculation(draft, 3, adaptive=False) if draft else None
+        engine = Engine(model, 4, 128 + self.new, compiled=not draft, speculation=drafts)
+        requests = engine.generate(random_prompts(model, [128, 117, 102, 90]), Sampling(self.new, ignore_end=True))
         found = compared(model, requests)
         print(f"  {found}", flush=True)
         return found
@@ -148,29 +153,27 @@ def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
         "full, batch 1": partial(bench.full, loops=True),
         "full, profile": partial(bench.profile, "full", 2),
         "full, batch 32": partial(bench.full, batch=32),
+        "full, batch 32, profile": partial(bench.profile, "full", 2, 32),
         "lora, 3 experts": partial(bench.lora, 3),
         "base alone, 4 rows": bench.base,
         "lora, profile": partial(bench.profile, "lora", 3),
+        "base alone, 4 rows, profile": partial(bench.profile, "lora", 0, 4),
         "lora, 1 experts": partial(bench.lora, 1),
         "lora, 8 experts": partial(bench.lora, 8),
         "memory": bench.memory,
+        "equality, full, float32": partial(bench.equality, "full", torch.float32),
+        "equality, full, float32, drafts": partial(bench.equality, "full", torch.float32, "lookup"),
+        "equality, lora, float32": partial(bench.equality, "lora", torch.float32),
+        f"equality, full, {str(bench.dtype)[6:]}": partial(bench.equality, "full", bench.dtype),
     }
-    for batch in bench.counts:
-        for draft in ("lookup", "member:base"):
-            found[f"speculation, {draft}, batch {batch}"] = partial(bench.speculation, draft, batch)
-    for prompt in bench.contexts:
-        found[f"full, prompt {prompt}"] = partial(bench.full, prompt=prompt)
-    found["equality, full, float32"] = partial(bench.equality, "full", torch.float32)
-    found["equality, full, float32, drafts"] = partial(bench.equality, "full", torch.float32, "lookup")
-    found["equality, lora, float32"] = partial(bench.equality, "lora", torch.float32)
-    found[f"equality, full, {str(bench.dtype)[6:]}"] = partial(bench.equality, "full", bench.dtype)
-    for kind, measured, counts in (("lora", bench.lora, (2, 5)), ("full", bench.full, (1, 3))):
-        for count in counts:
-            found[f"{kind}, {count} experts"] = partial(measured, count)
+    for kind, measured, counts in (("full", bench.full, (1, 3)), ("lora", bench.lora, (2, 5))):
+        found |= {f"{kind}, prompt {prompt}": partial(measured, prompt=prompt) for prompt in bench.contexts}
+        found |= {f"{kind}, {count} experts": partial(measured, count) for count in counts}
     found["full, batch 8"] = partial(bench.full, batch=8)
     found["full, Eq. 2"] = bench.by_product
-    for prompt in bench.contexts:
-        found[f"lora, prompt {prompt}"] = partial(bench.lora, prompt=prompt)
+    for batch in bench.counts:  # last, since they compile the most
+        for draft in ("lookup", "member:base"):
+            found[f"speculation, {draft}, batch {batch}"] = partial(bench.speculation, draft, batch)
     return found
 
 
@@ -188,7 +191,7 @@ def warm(count: int, arguments: list[str], names: list[str], members: Path) -> N
     """Compile what will be needed, in processes side by side, on two layers: caches on disk keep it."""
     start = time.perf_counter()
     drafts = [name for name in names if name.startswith("speculation")]  # one process trains the members
-    others = [name for name in names if name not in drafts and not name.startswith("equality, lora")]
+    others = [name for name in names if name not in drafts]
     shares = [share for share in ([drafts] + [others[n :: count - 1] for n in range(count - 1)]) if share]
     with tempfile.TemporaryDirectory() as folder:
         running = []
@@ -233,6 +236,7 @@ def main() -> None:
         draw_all(json.loads((given.out / f"{NAME}.json").read_text())["tables"], given.out)
         return
     start = time.perf_counter()
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         members = given.members or Path(folder) / "members"
         bench = Bench(

@@ -1,6 +1,9 @@
 """On a CUDA device: the same composition as on the CPU, members on several devices, bfloat16. Run: make test-gpu"""
 
 import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -22,6 +25,18 @@ def models(request):
 def on(models: list, devices: list[str]) -> tessellm.ComposedForCausalLM:
     moved = [copy.deepcopy(model).to(device) for model, device in zip(models, devices, strict=True)]
     return tessellm.compose(moved[0], dict(zip(NAMES, moved[1:], strict=False)))
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """Where the host may not wait for the device. PyTorch warns that this mode is not complete, whenever it is set."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @torch.no_grad()
@@ -63,11 +78,8 @@ def test_watching_a_step_never_waits_for_the_device(models, rule, termination):
     tokens_BT = torch.ones(2, 1, dtype=torch.long, device="cuda")
     composed_BTV, _, why = explained(model.rule, logp_MBTV, tokens_BT, tokens_BT.bool(), None)
     recorder(logp_MBTV, tokens_BT, composed_BTV, why)  # what is copied to the device once is there now
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         recorder(logp_MBTV, tokens_BT, composed_BTV, why)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert recorder.finish(tokens_BT)["owner"].shape == (2, 2)
 
 
