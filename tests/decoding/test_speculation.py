@@ -191,7 +191,7 @@ def test_sampled_texts_have_the_composed_distribution(draft: str) -> None:
     engine = Engine(model, slots=8, speculation=Speculation(draft, 2, **ALWAYS))
     assert p_value(model, engine, prompt, 3, 1000) > 1e-3
     assert engine.speculator is not None
-    assert engine.speculator.accepted > 100
+    assert engine.speculator.accepted > 50
     if draft == "lookup":  # a member's draft is drawn with the text's own noise, so little of the bias would show
         replace_verification(engine, Biased)
         assert p_value(model, engine, prompt, 3, 1000) < 1e-9

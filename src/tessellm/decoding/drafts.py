@@ -1,6 +1,7 @@
 """Where drafts come from: the text itself, or one member alone. A draft is a guess; verification decides.
 
-    Lookup   what followed the last time that the text ended as it does now; costs nothing
+    Lookup   what followed the last time that the text ended as it does now, or comes next in what it is copying;
+             costs nothing
     Alone    one member decodes by itself, on its own part of the cache, with the noise of the request
 
 Each says what kind of draft it has for a request, so that the chance of being right is learnt for each kind.
@@ -24,6 +25,8 @@ from .steps import Steps
 from .verification import Verification
 
 LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
+SHORTEST_COPY = 2  # so many that were found are taken for the beginning of a copy
+MOST_MISSES = 2  # tokens in a row that a copy may change
 
 
 class Drafter(Protocol):
@@ -40,32 +43,45 @@ class Drafter(Protocol):
 
 
 class Text:
-    """A text that grows, and where in it each short run of tokens was last followed by something."""
+    """A text that grows; where in it each short run of tokens was last followed by something; and where it is copying
+    from. A copy that changes a token goes on behind that token, which no run of tokens would find."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
-        self._match: tuple[int, int] | None = None  # of the text as it is
+        self._found = (0, 0)  # how many tokens of the text's end were found before, and where what came next begins
+        self._source: int | None = None  # what comes next, if the text goes on copying
+        self._misses = 0  # tokens in a row that were not as copied
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
+            self._copy(token)
             end = len(self.tokens)
             for size in range(1, min(LONGEST_MATCH, end) + 1):
                 self._next[tuple(self.tokens[end - size :])] = end
             self.tokens.append(token)
-            self._match = None
+            self._found = self._find()
+            size, start = self._found
+            begins = size >= SHORTEST_COPY and self._source is None
+            if (begins or size == LONGEST_MATCH) and start != self._source:
+                self._source, self._misses = start, 0
 
-    def match(self) -> tuple[int, int]:
-        """How many tokens of the text's end were found before (0: none), and where what came after them begins."""
-        self._match = self._match or self._found()
-        return self._match
+    def _copy(self, token: int) -> None:
+        if self._source is not None:
+            self._misses = 0 if self.tokens[self._source] == token else self._misses + 1
+            self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
-    def _found(self) -> tuple[int, int]:
+    def _find(self) -> tuple[int, int]:
         for size in range(min(LONGEST_MATCH, len(self.tokens)), 0, -1):
             start = self._next.get(tuple(self.tokens[-size:]))
             if start is not None:
                 return size, start
         return 0, 0
+
+    def match(self) -> tuple[int, int]:
+        """What kind of draft there is, and where it begins. 0: none; −1, −2, …: from what is being copied, after none,
+        one, … changed tokens; else how many tokens of the text's end were found before."""
+        return self._found if self._source is None else (-1 - self._misses, self._source)
 
     def follow(self, start: int, length: int) -> list[int]:
         """The tokens from there on; past the text's end it goes on with what it has just copied."""
