@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+import tessellm
 from tessellm.decoding import compiled_rule
 from tessellm.decoding.compiled_rule import CompiledRule, PlainRule, best, together
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 from tessellm.evidence import Evidence
-from tessellm.rules import Product, normalised
+from tessellm.rules import Product
 from tessellm.termination import Terminated
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts
 
 VOCABULARY = 40
 
@@ -50,19 +57,13 @@ def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
     for rows in (2, 4):
         logits_M, token_BT, mask_BT = inputs(rows, 5, seed=rows)
         state = plain.combine(logits_M, token_BT, mask_BT, None)[1]
-        for tokens in (1, 5):
-            logits_M, token_BT, mask_BT = inputs(rows, tokens, seed=10 * rows + tokens)
-            given = token_BT, mask_BT, state
-            if tokens == 1:
-                close(compiled.combine(logits_M, *given), plain.combine(logits_M, *given))
-                close(compiled.decide(logits_M, *given), plain.decide(logits_M, *given))
-            logp_MBTV = normalised(logits_M)
-            if tokens > 1:
-                close(compiled.say(logp_MBTV, *given), plain.say(logp_MBTV, *given))
-                close(compiled.observe(logp_MBTV, *given), plain.observe(logp_MBTV, *given))
-    assert len(traced) == 6  # two kinds of step for each number of rows, and one for all drafts each
-    CompiledRule(rule).say(logp_MBTV, *given)
-    assert len(traced) == 6
+        logits_M, token_BT, mask_BT = inputs(rows, 1, seed=10 * rows)
+        given = token_BT, mask_BT, state
+        close(compiled.combine(logits_M, *given), plain.combine(logits_M, *given))
+        close(compiled.decide(logits_M, *given), plain.decide(logits_M, *given))
+    assert len(traced) == 4  # two kinds of step for each number of rows
+    CompiledRule(rule).decide(logits_M, *given)
+    assert len(traced) == 4
 
 
 @pytest.mark.parametrize("members", [2, 7])  # the sums of few members are taken one by one
@@ -116,6 +117,26 @@ def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compiled_rule.torch, "compile", remarking)
     CompiledRule(Product()).decide(*inputs(2, 1, 0), None)
     compiled_rule._shared.cache_clear()
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("warmth", [0.0, 1.0])
+def test_drafts_read_token_by_token_use_what_was_compiled_for_steps(
+    rule: str, warmth: float, traced: list[Any]
+) -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {f"e{i}": perturbed(base, i, 0.002) for i in range(2)}, rule=rule)
+    given = prompts(4, 30)
+    asked = [Sampling(12, warmth, seed=n, ignore_end=True) for n in range(4)]
+    expected = [request.tokens for request in Engine(model, slots=4).generate(given, asked)]
+    engine = Engine(model, slots=4, stacked=False, speculation=Speculation("member:base", 4))
+    engine.state.passes = CompiledRule(model.rule)
+    torch._dynamo.utils.counters.clear()
+    assert [request.tokens for request in engine.generate(given, asked)] == expected
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > 10
+    found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert found == len(traced) <= 4  # by the number of rows alone
 
 
 def close(found: Any, expected: Any) -> None:

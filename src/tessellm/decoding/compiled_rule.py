@@ -2,17 +2,17 @@
 
     combine   log-probabilities and the rule over them, for a step
     decide    the same, and the best token of it, where no more is asked for
-    say       what the rule says along drafts, where a pass has several tokens a row
-    observe   its state after those of them that stand
+    along     what it says along drafts, where a pass has several tokens a row, and its state after those that stand
 
-A step is compiled for each number of rows, which it runs thousands of times. Passes over drafts come in many shapes, so
-rows and tokens stay open there, and only one row alone is a case of its own.
+A step is compiled for each number of rows, which it runs thousands of times. Drafts are read token by token, by what
+was compiled for steps: they come in many shapes, and compiling for them would take minutes.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
@@ -50,16 +50,18 @@ def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     return piece_B * piece_BPN.shape[-1] + at_BP.gather(-1, piece_B[:, None])[:, 0], logprob_B
 
 
-def say(rule: Rule, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
-    return rule(logp_MBTV, token_BT, mask_BT, state)[0]
+@dataclass(frozen=True)
+class Along:
+    """What a rule says along drafts, and its state after those that stand."""
 
-
-def observe(rule: Rule, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Any:
-    return rule(logp_MBTV, token_BT, mask_BT, state)[1]
+    logp_BTV: Tensor
+    after: Callable[[Tensor], Any]
 
 
 class PlainRule:
     """The rule as it is."""
+
+    at_once = True  # drafts are read together, not token by token
 
     def __init__(self, rule: Rule):
         self.rule = rule
@@ -70,15 +72,16 @@ class PlainRule:
     def decide(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
         return decide(self.rule, logits_M, token_BT, mask_BT, state)
 
-    def say(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
-        return say(self.rule, logp_MBTV, token_BT, mask_BT, state)
-
-    def observe(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Any:
-        return observe(self.rule, logp_MBTV, token_BT, mask_BT, state)
+    def along(self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any) -> Along:
+        logp_MBTV = normalised(logits_M)
+        said_BTV = self.rule(logp_MBTV, token_BT, mask_BT, state)[0]
+        return Along(said_BTV, lambda kept_BT: self.rule(logp_MBTV, token_BT, kept_BT, state)[1])
 
 
 class CompiledRule(PlainRule):
     """The rule, compiled when a shape first comes; engines with the same rule and shapes share what was compiled."""
+
+    at_once = False
 
     def __init__(self, rule: Rule):
         super().__init__(rule)
@@ -94,28 +97,15 @@ class CompiledRule(PlainRule):
 
     def _step(self, function: Callable[..., Any], logits_MBTV: Tensor, *given: Any) -> Any:
         shape = logits_MBTV.device, logits_MBTV.dtype, *logits_MBTV.shape
-        return self._compiled(function, False, self.rule, *shape)(logits_MBTV, *given)
-
-    def say(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Tensor:
-        return self._open(say, logp_MBTV)(_fixed(logp_MBTV), token_BT, mask_BT, state)
-
-    def observe(self, logp_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Any:
-        return self._open(observe, logp_MBTV)(_fixed(logp_MBTV), token_BT, mask_BT, state)
-
-    def _open(self, function: Callable[..., Any], logp_MBTV: Tensor) -> Callable[..., Any]:
-        members, _, _, vocabulary = logp_MBTV.shape
-        found: Callable[..., Any] = self._compiled(
-            function, True, self.rule, logp_MBTV.device, logp_MBTV.dtype, members, vocabulary
-        )
-        return found
+        return self._compiled(function, self.rule, *shape)(logits_MBTV, *given)
 
 
 @lru_cache(maxsize=256)
-def _shared(function: Any, dynamic: bool, rule: Rule, *shape: Any) -> Callable[..., Any]:
+def _shared(function: Any, rule: Rule, *shape: Any) -> Callable[..., Any]:
     """A function of a rule, compiled. It has code of its own, since the compiler gives up on code that comes in too
     many shapes, and always this very rule, since it may be compiled again for another that is equal."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return partial(_quietly, torch.compile(own, fullgraph=True, dynamic=dynamic), rule)
+    return partial(_quietly, torch.compile(own, fullgraph=True, dynamic=False), rule)
 
 
 def _quietly(function: Callable[..., Any], *given: Any) -> Any:
@@ -144,10 +134,3 @@ def _hashable(rule: Rule) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _fixed(logp_MBTV: Tensor) -> Tensor:
-    """Neither members nor vocabulary ever change."""
-    for axis in (0, 3):
-        torch._dynamo.mark_static(logp_MBTV, axis)
-    return logp_MBTV

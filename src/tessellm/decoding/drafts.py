@@ -38,7 +38,7 @@ class Drafter(Protocol):
     def first(self, request: Request) -> int | None:
         """The first token of its draft, where that is known without work."""
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
         """Drafts of up to `length` tokens for those that run in the first `rows` slots."""
 
 
@@ -112,15 +112,16 @@ class Lookup:
         size, start = text.match()
         return text.tokens[start] if size else None
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
-        drafts = [[-1] * length for _ in range(rows)]
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
+        into = self.into.draft_SG[:rows]
+        drafts = [[-1] * into.shape[1] for _ in range(rows)]
         for request in running:
             text = self.text(request)
             size, start = text.match()
             if size and request.slot is not None:
                 wanted = min(length, room(request))
                 drafts[request.slot][:wanted] = text.follow(start, wanted)
-        self.into.draft_SG[:rows, :length] = steps.on_device(torch.tensor(drafts))
+        steps.put(into, drafts)
 
 
 class Alone:
@@ -140,13 +141,13 @@ class Alone:
     def first(self, request: Request) -> int | None:
         return None
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, how: str) -> None:
-        self._share_cache()
-        room_B = torch.zeros(rows, dtype=torch.long)
+    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
+        rooms = [0] * rows
         for request in running:
-            room_B[request.slot] = room(request)
-        self.into.room_S[:rows] = steps.on_device(room_B)
-        steps.draft(self, rows, length, max(len(r.prompt) + r.asked for r in running) + length, how)
+            if request.slot is not None:
+                rooms[request.slot] = room(request)
+        steps.put(self.into.room_S[:rows], rooms)
+        steps.draft(self, rows, length, cells, how)
 
     def draft(self, rows: int, length: int, cells: int, how: str) -> None:
         """On the device: `length` steps of the member alone, each from the token before."""
@@ -161,7 +162,7 @@ class Alone:
             token_B = choose(logp_BV, state.temperature_S[:rows], state.top_p_S[:rows], noise_B, how)
             into.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
 
-    def _share_cache(self) -> None:
+    def share_cache(self) -> None:
         """Where members run together, this one's rows of their cache, as they are, without a copy."""
         own, shared = self.group.cache, self.home.cache
         if own is not shared and not own.key_RHCD:

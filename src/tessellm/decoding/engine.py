@@ -145,10 +145,11 @@ class Engine:
         """One prefill pass, one decoding step; the requests to which tokens came or that ended."""
         self._admit()
         self._prefill()
-        arrived = self._arrivals() if self.speculator else []  # a draft starts from the last token
-        self._decode()
+        drafter = self.speculator if self.speculator and self.speculator.awake() else None
+        arrived = self._arrivals(0) if drafter else []  # a draft starts from the last token
+        self._decode(drafter)
         failed, self._failed = self._failed, []
-        return list(dict.fromkeys(arrived + self._arrivals() + failed))
+        return list(dict.fromkeys(arrived + self._arrivals(0 if drafter else self.steps.lag) + failed))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
@@ -194,7 +195,7 @@ class Engine:
         self._free(request)
         self._failed.append(request)
 
-    def _decode(self) -> None:
+    def _decode(self, drafter: Speculator | None) -> None:
         running = [r for r in self.in_slot if r is not None and r.prefilled and r.asked]
         if not running:
             return
@@ -203,8 +204,8 @@ class Engine:
         slots = [r.slot for r in running if r.slot is not None]
         asked = special(running, slots)
         try:
-            if self.speculator:
-                self._receive(running, *self.speculator.decode(running, rows))
+            if drafter:
+                self._receive(running, *drafter.decode(running, rows))
                 return
             cells = max(len(r.prompt) + r.asked for r in running)
             self.steps.decode(rows, cells, how(r.sampling for r in running), asked)
@@ -232,9 +233,9 @@ class Engine:
         for request in owners:
             request.asked += 1
 
-    def _arrivals(self) -> list[Request]:
+    def _arrivals(self, lag: int) -> list[Request]:
+        """What came, but for so many passes that may still be on their way."""
         arrived: list[Request] = []
-        lag = 0 if self.speculator else self.steps.lag
         while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
             arrived += self._collect(*self._arriving.popleft())
         return arrived

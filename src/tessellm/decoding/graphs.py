@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .verification import Verification
 
 SMALLEST_CELLS = 256
+TIMED = 3  # replays of a graph when it is new
 
 
 class GraphSteps(Steps):
@@ -31,7 +32,11 @@ class GraphSteps(Steps):
         super().__init__(state, context)
         self.lag = 1
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self.seconds: dict[tuple[Any, ...], float] = {}  # that each graph took when it was new
         self.pool: Any = None
+        self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
+        self._staged: dict[tuple[Any, ...], Tensor] = {}
+        self._arrived = torch.cuda.Event()
         if compiled:
             state.passes = CompiledRule(state.rule)
 
@@ -48,32 +53,68 @@ class GraphSteps(Steps):
     def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
         self._replay(drafts.verify, self._rows(rows), length, self._cells(cells), how)
 
-    def _replay(self, step: Callable[..., None], *given: Any) -> None:
-        """Run a step as the graph that it was captured as when it was first run so."""
+    def ready(
+        self, drafts: Verification, member: Alone | None, lengths: Sequence[int], rows: int, cells: int, how: str
+    ) -> dict[int, float]:
+        """All are captured together, so that none is in the middle of a text."""
+        bucket = self._rows(rows), self._cells(cells), self._cells(cells + max(lengths)), how
+        if bucket not in self._ready:
+            drafts.draft_SG.fill_(-1)  # no cells but those of the next token are written
+            drafts.room_S.zero_()
+            found = {0: self._known(self.state.decode, self._rows(rows), self._cells(cells), how)}
+            for length in lengths:
+                shape = self._rows(rows), length, self._cells(cells + length), how
+                drafted = self._known(member.draft, *shape) if member else 0.0
+                found[length] = drafted + self._known(drafts.verify, *shape)
+            self._ready[bucket] = found
+        return self._ready[bucket]
+
+    def _known(self, step: Callable[..., None], *given: Any) -> float:
+        """The device's seconds for a step, which is captured if it was not."""
         key = (step.__name__, *given)
         if key not in self.graphs:
             began = time.monotonic()
-            self.graphs[key] = self._capture(step, *given)
+            self.graphs[key] = self._capture(key, step, *given)
             self.prepared_seconds += time.monotonic() - began
-        self.graphs[key].replay()
+        return self.seconds[key]
 
-    def _capture(self, step: Callable[..., None], *given: Any) -> torch.cuda.CUDAGraph:
-        """A step as a graph. It is run before, to compile and choose what it needs; all that it changed is put back,
-        except for cells of the caches, which the real step writes again."""
+    def _replay(self, step: Callable[..., None], *given: Any) -> None:
+        """Run a step as the graph that it was captured as when it was first run so."""
+        self._known(step, *given)
+        self.graphs[step.__name__, *given].replay()
+
+    def _capture(self, key: tuple[Any, ...], step: Callable[..., None], *given: Any) -> torch.cuda.CUDAGraph:
+        """A step as a graph. It is run before, to compile and choose what it needs, and timed after; all that it
+        changed is put back, except for cells of the caches, which the real step writes again."""
         before = [buffer.clone() for buffer in self.state.buffers]
+
+        def restored(run: Callable[[], None]) -> None:
+            run()
+            for buffer, old in zip(self.state.buffers, before, strict=True):
+                buffer.copy_(old)
+
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                step(*given)
-                for buffer, old in zip(self.state.buffers, before, strict=True):
-                    buffer.copy_(old)
+                restored(lambda: step(*given))
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             step(*given)
         self.pool = self.pool or graph.pool()
+        for _ in range(TIMED):
+            restored(lambda: self._time(key, graph))
         return graph
+
+    def _time(self, key: tuple[Any, ...], graph: torch.cuda.CUDAGraph) -> None:
+        """The least that a graph has taken."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        self.seconds[key] = min(self.seconds.get(key, float("inf")), start.elapsed_time(end) / 1e3)
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
         tokens, logprobs = (
@@ -89,11 +130,34 @@ class GraphSteps(Steps):
 
         return wait
 
+    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+        staged = self._staging(into)  # free again: what is put depends on what came of the pass before
+        staged.copy_(torch.tensor(values))
+        into.copy_(staged, non_blocking=True)
+
+    def get(self, buffer: Tensor) -> list[Any]:
+        staged = self._staging(buffer)
+        staged.copy_(buffer, non_blocking=True)
+        self._arrived.record()
+        self._arrived.synchronize()
+        found: list[Any] = staged.tolist()
+        return found
+
+    def _staging(self, buffer: Tensor) -> Tensor:
+        """Memory of the host that the device reads and writes, one for each buffer."""
+        key = (buffer.data_ptr(), *buffer.shape)
+        if key not in self._staged:
+            self._staged[key] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        return self._staged[key]
+
     def worth_moving(self, rows: int, needed: int) -> bool:
         return self._rows(needed) < self._rows(rows)
 
     def _rows(self, needed: int) -> int:
-        return min(1 << (needed - 1).bit_length(), len(self.state.token_S))
+        """1, 4, 16, and powers of two from there on: a few rows more cost little, another shape a capture for every
+        length of drafts."""
+        power = (needed - 1).bit_length()
+        return min(1 << (power + power % 2 if power < 4 else power), len(self.state.token_S))
 
     def _cells(self, needed: int) -> int:
         return min(self.context, max(SMALLEST_CELLS, 1 << (needed - 1).bit_length()))

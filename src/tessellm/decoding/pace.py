@@ -3,6 +3,9 @@
 A draft of G tokens, each right with chance a, brings 1 + a + … + a^G tokens. The length that brings the most tokens a
 second is taken; where drafts are useless that is 0, an ordinary step. Old measurements of a cost are believed less and
 less, so every length is tried again now and then, rarely if it is expensive.
+
+Where the device told what its part of a pass takes (a captured graph, when it is new), nothing need be tried: the
+host's part is the same whatever the length, and every pass measures it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ FORGET_REQUEST = 0.9  # what an observation of a request keeps of those before i
 FORGET_ALL = 0.99  # and one of any request
 PRIOR = 4.0  # what all requests together count for in the chance of one, in observations
 NEWEST = 0.3  # what the last measurement of a cost counts
+HICCUP = 3.0  # what the host took is not believed to have grown by more than this at once
 AGEING = 0.003  # how much cheaper an old measurement is taken to be with each step: bounds what trying again costs
 WORTH = 1.02  # a draft must promise this much more than a step without
 
@@ -69,6 +73,8 @@ class Pace:
     clock: Callable[[], float] = time.perf_counter
     steps: int = 0
     _costs: dict[tuple[int, int], Cost] = field(default_factory=dict)
+    _device: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds of its part of a pass
+    _host: dict[int, float] = field(default_factory=dict)  # and of the rest, by rows
 
     def choose(self, rows: int, hopes: Sequence[tuple[float, int]]) -> int:
         """The best length for rows that hope for a chance of right tokens, up to a number of them."""
@@ -86,17 +92,30 @@ class Pace:
                 break
         return best
 
+    def told(self, rows: int, length: int, seconds: float) -> None:
+        """What the device takes for a pass."""
+        self._device[bucket(rows), length] = seconds
+
     def note(self, rows: int, length: int, seconds: float) -> None:
         """What a pass took."""
         self.steps += 1
         key, before = (bucket(rows), length), self._cost(rows, length)
+        if key in self._device:
+            rest = max(0.0, seconds - self._device[key])
+            host = self._host.get(key[0], rest)
+            self._host[key[0]] = host + NEWEST * (min(rest, HICCUP * host) - host)
+            return
         if key not in self._costs:
             self._costs[key] = Cost(None, self.steps)
         else:
             self._costs[key] = Cost(seconds if before is None else before + NEWEST * (seconds - before), self.steps)
 
     def _cost(self, rows: int, length: int) -> float | None:
-        cost = self._costs.get((bucket(rows), length))
+        key = bucket(rows), length
+        if key in self._device:
+            device, host = self._device[key], self._host.get(key[0], 0.0)
+            return device + host if length else max(device, host)  # steps need not wait for one another
+        cost = self._costs.get(key)
         if cost is None or cost.seconds is None:
             return None
         return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)

@@ -21,6 +21,8 @@ from .sampling import how
 from .steps import Steps
 from .verification import Verification
 
+PATIENCE = 16  # passes in a row for which drafts did not pay
+REST = 16  # steps after them that think of none
 Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
 
 
@@ -69,20 +71,47 @@ class Speculator:
         clock = time.thread_time if state.device.type == "cpu" else time.perf_counter
         self.chances, self.pace = Chances(), Pace(wanted.lengths, clock)
         self.passes = self.drafted = self.accepted = 0
+        self._in_vain = self._rest = 0  # passes without drafts in a row; steps until they are thought of again
+
+    def awake(self) -> bool:
+        """Whether to think of drafts now. Where they have not paid for a while, steps go on without waiting for one
+        another, and they are thought of again after some."""
+        self._rest = max(0, self._rest - 1)
+        return not self._rest
 
     def decode(self, running: Sequence[Request], rows: int) -> Written:
         """One pass: at least one token for each request, and as many more as its draft had right."""
+        asked_how = how(r.sampling for r in running)
+        cells = max(len(r.prompt) + r.asked for r in running)
+        self._prepare(rows, cells, asked_how)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
-        written = self._verified(running, rows, length) if length else self._plain(running, rows)
+        if length:
+            self.drafter.write(self.steps, running, rows, length, cells + length, asked_how)
+            self.steps.verify(self.verification, rows, length, cells + length, asked_how)
+            came = self.steps.get(self.verification.came_SX[:rows])
+            written = self.verification.read(came, _slots(running))
+        else:
+            written = self._plain(running, rows, cells, asked_how)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
+        self._in_vain = 0 if length else self._in_vain + 1
+        if self._in_vain >= PATIENCE and self.steps.lag:
+            self._rest = REST
         for request, kind, tokens in zip(running, kinds, written[0], strict=True):
             if kind is not None:
                 self._learn(request, kind, length, tokens)
         return written
+
+    def _prepare(self, rows: int, cells: int, asked_how: str) -> None:
+        member = self.drafter if isinstance(self.drafter, Alone) else None
+        if member:
+            member.share_cache()
+        told = self.steps.ready(self.verification, member, self.wanted.lengths, rows, cells, asked_how)
+        for length, seconds in told.items():
+            self.pace.told(rows, length, seconds)
 
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         able = [(r, kind) for r, kind in zip(running, kinds, strict=True) if kind is not None]
@@ -92,18 +121,10 @@ class Speculator:
         most = min(max((room(r) for r, _ in able), default=0), self.wanted.longest)
         return next(n for n in (0, *self.wanted.lengths) if n >= most)
 
-    def _plain(self, running: Sequence[Request], rows: int) -> Written:
-        cells = max(len(r.prompt) + r.asked for r in running)
-        self.steps.decode(rows, cells, how(r.sampling for r in running))
+    def _plain(self, running: Sequence[Request], rows: int, cells: int, asked_how: str) -> Written:
+        self.steps.decode(rows, cells, asked_how)
         tokens, logprobs = self.steps.fetch(_slots(running))()
         return [[token] for token in tokens], [[logprob] for logprob in logprobs]
-
-    def _verified(self, running: Sequence[Request], rows: int, length: int) -> Written:
-        chosen_how = how(r.sampling for r in running)
-        cells = max(len(r.prompt) + r.asked for r in running) + length
-        self.drafter.write(self.steps, running, rows, length, chosen_how)
-        self.steps.verify(self.verification, rows, length, cells, chosen_how)
-        return self.verification.fetch(_slots(running), length)
 
     def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, room(request))

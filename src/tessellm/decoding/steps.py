@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,21 @@ class Steps:
 
     def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
         drafts.verify(rows, length, self._cells(cells), how)
+
+    def ready(
+        self, drafts: Verification, member: Alone | None, lengths: Sequence[int], rows: int, cells: int, how: str
+    ) -> dict[int, float]:
+        """Have passes of all these lengths ready; the device's seconds for each and for a step, where it tells."""
+        return {}
+
+    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+        """Values from the host into a buffer."""
+        into.copy_(torch.tensor(values))
+
+    def get(self, buffer: Tensor) -> list[Any]:
+        """What a buffer holds when all passes are over."""
+        found: list[Any] = buffer.tolist()
+        return found
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
         """The tokens just chosen in these slots and their log-probabilities, when asked for."""

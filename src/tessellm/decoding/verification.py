@@ -12,13 +12,17 @@ Shapes: S slots, B rows (the first so many slots), G tokens of a draft, T = G + 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..rules import normalised
 from .device import SlotState, part
 from .groups import member_logits
 from .sampling import choose, uniform
+
+Judged = tuple[Tensor, Tensor, Tensor, Any]  # tokens, their log-probabilities, how many drafts stand, the rule's state
 
 
 class Verification:
@@ -26,12 +30,12 @@ class Verification:
 
     def __init__(self, state: SlotState, longest: int):
         slots, device = len(state.token_S), state.device
-        self.state = state
+        self.state, self.widest = state, longest + 1
         self.draft_SG = torch.full((slots, longest), -1, device=device)  # −1 behind the end of a draft
         self.room_S = torch.zeros(slots, dtype=torch.long, device=device)  # no draft is longer than this
-        self.count_S = torch.zeros(slots, dtype=torch.long, device=device)  # tokens that came of the last pass
-        self.token_ST = torch.zeros(slots, longest + 1, dtype=torch.long, device=device)
-        self.logprob_ST = torch.zeros(slots, longest + 1, device=device)
+        self.fed_TS = torch.zeros(longest + 1, slots, dtype=torch.long, device=device)
+        # what came of the last pass, for one transfer: how many tokens, the tokens, their log-probabilities
+        self.came_SX = torch.zeros(slots, 1 + 2 * self.widest, dtype=torch.double, device=device)
 
     def verify(self, rows: int, length: int, cells: int, how: str) -> None:
         """Between one and `length` + 1 tokens more for each of the first `rows` slots."""
@@ -42,28 +46,67 @@ class Verification:
         real_BT = torch.cat([start_B1 >= 0, draft_BG >= 0], 1).long().cumprod(1).bool()
         position_BT = torch.where(real_BT, start_B1 + index_T, -1)
         logits_M = member_logits(state.groups, token_BT, position_BT, rows, cells, width)
-        logp_MBTV = normalised(logits_M)
-        before = part(state.rule_state, slice(rows))
-        logp_BTV = state.passes.say(logp_MBTV, token_BT, real_BT, before)
-        chosen_BT = self._choose(logp_BTV, start_B1 + 1 + index_T, how)
-        accepted_B1 = self._accept((chosen_BT[:, :-1] == token_BT[:, 1:]) & real_BT[:, 1:])
-        logprob_BT = logp_BTV.gather(-1, chosen_BT[..., None])[..., 0].float()
+        judge = self._together if state.passes.at_once else self._one_by_one
+        chosen_BT, logprob_BT, accepted_B1, after = judge(logits_M, token_BT, real_BT, start_B1 + 1 + index_T, how)
         count_B = (accepted_B1[:, 0] + 1) * real_BT[:, 0]
-        after = None
-        if before is not None:  # once more, without the drafts that fell: padding is never observed
-            kept_BT = real_BT & (index_T <= accepted_B1)
-            after = state.passes.observe(logp_MBTV, token_BT, kept_BT, before)
         # nothing is written before all is done that may run out of memory
         for buffer, new in zip(state.rule_state or (), after or (), strict=True):
             buffer[:rows] = new
-        self.token_ST[:rows, :width] = chosen_BT
-        self.logprob_ST[:rows, :width] = logprob_BT
-        self.count_S[:rows] = count_B
+        self.came_SX[:rows, 0] = count_B
+        self.came_SX[:rows, 1 : 1 + width] = chosen_BT
+        self.came_SX[:rows, 1 + self.widest : 1 + self.widest + width] = logprob_BT
         state.token_S[:rows] = chosen_BT.gather(1, accepted_B1)[:, 0]
         state.position_S[:rows] += count_B
 
+    def _together(
+        self, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, position_BT: Tensor, how: str
+    ) -> Judged:
+        """The rule over all tokens at once, and once more without the drafts that fell: padding is never observed."""
+        before = part(self.state.rule_state, slice(len(token_BT)))
+        along = self.state.passes.along(logits_M, token_BT, real_BT, before)
+        chosen_BT = self._choose(along.logp_BTV, position_BT, how)
+        accepted_B1 = self._accept((chosen_BT[:, :-1] == token_BT[:, 1:]) & real_BT[:, 1:])
+        logprob_BT = along.logp_BTV.gather(-1, chosen_BT[..., None])[..., 0].float()
+        kept_BT = real_BT & (torch.arange(token_BT.shape[1], device=real_BT.device) <= accepted_B1)
+        return chosen_BT, logprob_BT, accepted_B1, None if before is None else along.after(kept_BT)
+
+    def _one_by_one(
+        self, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, position_BT: Tensor, how: str
+    ) -> Judged:
+        """The rule as steps would run it, until a draft falls. All that it is given looks as in a step, or it would be
+        compiled again."""
+        rows, width = token_BT.shape
+        logits_TMBV = torch.stack(list(logits_M)).permute(2, 0, 1, 3).contiguous()
+        self.fed_TS[:width, :rows] = token_BT.T
+        before = state = part(self.state.rule_state, slice(rows))
+        stands_B = self.state.position_S[:rows] >= 0
+        right, chosen, logprobs = [], [], []
+        for t in range(width):
+            logits_M = [logits_BV[:, None] for logits_BV in logits_TMBV[t]]
+            token_B, logprob_B, new = self._step(
+                logits_M, self.fed_TS[t, :rows, None], stands_B[:, None], state, position_BT[:, t : t + 1], how
+            )
+            state = new if new is None else type(new)(*map(_laid_out, new, before))
+            chosen.append(token_B)
+            logprobs.append(logprob_B.float())
+            if t + 1 < width:
+                right.append((token_B == token_BT[:, t + 1]) & real_BT[:, t + 1])
+                stands_B = stands_B & right[-1]
+        return torch.stack(chosen, 1), torch.stack(logprobs, 1), self._accept(torch.stack(right, 1)), state
+
+    def _step(
+        self, logits_M: Sequence[Tensor], token_B1: Tensor, real_B1: Tensor, state: Any, position_B1: Tensor, how: str
+    ) -> tuple[Tensor, Tensor, Any]:
+        if how == "greedy":
+            return self.state.passes.decide(logits_M, token_B1, real_B1, state)
+        said_B1V, state = self.state.passes.combine(logits_M, token_B1, real_B1, state)
+        token_B1 = self._choose(said_B1V, position_B1, how)
+        return token_B1[:, 0], said_B1V[:, 0].gather(-1, token_B1)[:, 0], state
+
     def _choose(self, logp_BTV: Tensor, position_BT: Tensor, how: str) -> Tensor:
         """The token of every position, as if it were alone."""
+        if how == "greedy":
+            return logp_BTV.argmax(-1)
         rows, width = position_BT.shape
         temperature, top_p, seed = (
             buffer[:rows].repeat_interleave(width)
@@ -76,10 +119,19 @@ class Verification:
         """How many tokens of each row's own draft stand: those before its first wrong one."""
         return right_BG.long().cumprod(1).sum(1, keepdim=True)
 
-    def fetch(self, slots: list[int], length: int) -> tuple[list[list[int]], list[list[float]]]:
-        """What came to these slots, in one transfer: tokens and their log-probabilities."""
-        width = length + 1
-        parts = (self.count_S[:, None].double(), self.token_ST[:, :width].double(), self.logprob_ST[:, :width].double())
-        packed = torch.cat(parts, 1)[slots].tolist()
-        tokens = [[int(token) for token in row[1 : 1 + int(row[0])]] for row in packed]
-        return tokens, [row[1 + width : 1 + width + int(row[0])] for row in packed]
+    def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> tuple[list[list[int]], list[list[float]]]:
+        """What came to these slots: tokens and their log-probabilities."""
+        tokens, logprobs = [], []
+        for slot in slots:
+            row = came[slot]
+            count = int(row[0])
+            tokens.append(list(map(int, row[1 : 1 + count])))
+            logprobs.append(list(row[1 + self.widest : 1 + self.widest + count]))
+        return tokens, logprobs
+
+
+def _laid_out(new: Tensor, like: Tensor) -> Tensor:
+    """The same numbers, in memory as another tensor lies."""
+    if new.stride() == like.stride():
+        return new
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(new)
