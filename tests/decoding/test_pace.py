@@ -67,3 +67,27 @@ def test_expected_tokens_and_buckets() -> None:
     assert expected(0.0, 3) == 1
     assert expected(0.5, 2) == 1.75
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
+
+
+def test_where_the_device_tells_its_costs_nothing_is_tried() -> None:
+    """The host's part is the same for every length, and one pass measures it."""
+    device = {0: 1.0, 2: 1.1, 4: 1.2, 8: 1.5}
+    for chance, best in ((0.95, 8), (0.6, 4), (0.01, 0)):
+        pace = Pace((2, 4, 8))
+        for length, seconds in device.items():
+            pace.told(4, length, seconds)
+        chosen = []
+        for _ in range(20):
+            chosen.append(pace.choose(4, [(chance, 100)] * 4))
+            pace.note(4, chosen[-1], device[chosen[-1]] + 0.3)
+        assert set(chosen[1:]) == {best}
+
+
+def test_steps_that_need_not_wait_hide_the_host() -> None:
+    """A draft must beat steps whose host works while the device does, not steps that wait for each other."""
+    pace = Pace((2,))
+    pace.told(1, 0, 1.0)
+    pace.told(1, 2, 1.1)
+    pace.note(1, 2, 2.1)  # the host takes as long as a step
+    assert pace.choose(1, [(0.5, 100)]) == 0  # 1.75 tokens in 2.1, against 1 in 1
+    assert pace.choose(1, [(0.9, 100)]) == 2  # 2.71

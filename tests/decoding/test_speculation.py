@@ -230,6 +230,19 @@ def test_a_useless_drafter_is_left_alone() -> None:
     assert cost_a_token(strangers, "member:a") < 1.12
 
 
+def test_drafts_that_do_not_pay_do_not_keep_steps_waiting() -> None:
+    """As on a GPU: a step may start before the last one's tokens are read, unless a draft is to start from them."""
+    base = build_model("llama")
+    strangers = tessellm.compose(base, {"a": build_model("llama", 5), "b": build_model("llama", 6)}, rule="product")
+    given, asked = prompts(5, 20), Sampling(max_new_tokens=100, ignore_end=True)
+    engine = Engine(strangers, slots=4, speculation=Speculation("member:a"))
+    engine.steps.lag = 1
+    Priced(engine, drafting=0.3, verifying=0.1)
+    assert texts(engine.generate(given, asked)) == texts(Engine(strangers, slots=4).generate(given, asked))
+    assert engine.speculator is not None
+    assert engine.speculator.passes < 80  # of two hundred steps
+
+
 def test_a_good_drafter_is_used() -> None:
     assert cost_a_token(agreeing(1e-5), "member:base") < 0.7
 
