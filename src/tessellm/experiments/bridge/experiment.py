@@ -163,6 +163,7 @@ def know(size: Size, state: State, log: Log) -> None:
                 pair["knows"] = min(cell["decodability"][skills.index(skill)]["score"] for skill in pair["pair"])
         del cell["read"]
         state.write()
+    state.forget_features()
 
 
 @torch.no_grad()

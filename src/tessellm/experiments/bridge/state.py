@@ -51,5 +51,12 @@ class State:
         if path is not None:
             write_text(path, json.dumps({"seeds": self.seeds, "cells": self.cells}) + "\n")
 
+    def forget_features(self) -> None:
+        """Once every layer is decoded, nothing needs them."""
+        self.features = {}
+        path = self._path("features.safetensors")
+        if path is not None:
+            path.unlink(missing_ok=True)
+
     def _path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / name
