@@ -175,12 +175,14 @@ class Trainer:
         return bool(self.watch.broken()) or not all(bool(value.isfinite().all()) for value in self.params.values())
 
     def prepare(self) -> None:
-        """Make the graph, if there is to be one. The updates that warm it up are undone."""
-        if not self.as_graph or self._graph is not None:
+        """Let the stream begin after all that was asked for before, and make the graph, if there is to be one. The
+        updates that warm it up are undone."""
+        if self._stream is None:
             return
-        assert self._stream is not None
         kept = {name: value.detach().clone() for name, value in self.params.items()}
         torch.cuda.synchronize()
+        if not self.as_graph or self._graph is not None:
+            return
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self.update()
