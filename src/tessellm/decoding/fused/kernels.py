@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .low_kernels import delta_of, low_of_block, low_of_rows, up_block
+from .low_kernels import delta_of, down_block, low_of_rows, store_low, up_block
 from .overlap import fetch, let_next_begin, wait_for_inputs
 
 
@@ -61,12 +61,24 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
         fetch(up_weight + n_N * K + split * span, ahead_N, EARLY)
-    held: tl.constexpr = RANK > 0 and BLOCK_R <= 16  # there is room to hold deltas' factors while waiting
-    if held:
+    held: tl.constexpr = BLOCK_R <= 16  # there is room to hold deltas' factors meanwhile
+    if held and RANK > 0:
         up_NC = up_block(up_OC, block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
         if GLU > 0:
             second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
+    if held and NEXT_RANK > 0:
+        down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
     wait_for_inputs(EARLY)
+    if RANK > 0:
+        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
+        low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
+        second_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
+        if split == 0 or LOW_SPAN > 0:
+            column = tl.load(part_table + block) * RANK
+            low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+            if GLU > 0:
+                column = tl.load(part_table + blocks + block) * RANK
+                second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
@@ -80,12 +92,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
     if RANK > 0 and (split == 0 or LOW_SPAN > 0):
-        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
-        column = tl.load(part_table + block) * RANK
-        low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
-        if GLU > 0:
-            column = tl.load(part_table + blocks + block) * RANK
-            second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
                 up_NC = up_block(up_OC, block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)
@@ -98,8 +104,12 @@ def linear_kernel(  # type: ignore[no-untyped-def]
                    TABLE_N, GLU, BIAS, CAP, SPLITS, pointer)  # fmt: skip
     if NEXT_RANK > 0:
         for first in tl.static_range(0, MEMBERS * NEXT_RANK, NEXT_CHUNK):
-            low_of_block(next_low, next_down, y_RN.to(WEIGHT), place, block * TABLE_N + n_N, row_R, rows, out_width,
-                         rows_a_member, first, NEXT_CHUNK, MEMBERS * NEXT_RANK, NEXT_RANK, PRECISION)  # fmt: skip
+            if first > 0 or not held:
+                down_CN = down_block(
+                    next_down, block * TABLE_N + n_N, out_width, first, NEXT_CHUNK, MEMBERS * NEXT_RANK
+                )
+            store_low(next_low, down_CN, y_RN.to(WEIGHT), place, row_R, rows, rows_a_member, first, NEXT_CHUNK,
+                      NEXT_RANK, PRECISION)  # fmt: skip
 
 
 @triton.jit

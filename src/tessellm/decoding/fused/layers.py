@@ -156,12 +156,11 @@ def launch(
     if low is not None:
         deltas, width = low.deltas, low.deltas.width
         own = (low.numbers_SMBL, deltas.up_OC, deltas.parts)
-        sizes |= {"MEMBERS": members, "RANK": deltas.rank, "CHUNK": deltas.chunk(layout.settings["BLOCK_R"])}
+        sizes |= {"MEMBERS": members, "RANK": deltas.rank, "CHUNK": deltas.chunk}
         sizes |= {"LOW_PARTS": len(low.numbers_SMBL), "LOW_SPAN": low.span}
     if made is not None:
         following = (made.numbers_SMBL, made.deltas.down_MLK)
-        chunk = made.deltas.chunk(layout.settings["BLOCK_R"])
-        sizes |= {"MEMBERS": members, "NEXT_RANK": made.deltas.rank, "NEXT_CHUNK": chunk}
+        sizes |= {"MEMBERS": members, "NEXT_RANK": made.deltas.rank, "NEXT_CHUNK": made.deltas.chunk}
     linear_kernel[grid](
         x, y, *tables, *own, *following, rows, out // BLOCK_N, out, cap or 1.0, width, rows // members,
         ROW_BLOCKS=row_blocks, AHEAD=AHEAD, **sizes, **common,

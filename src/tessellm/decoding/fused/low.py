@@ -13,8 +13,7 @@ from torch import Tensor
 from ..low_rank import LowRank
 from .addresses import BLOCK_N, block_addresses
 
-MOST_COLUMNS = 128  # of all members' factors in one product,
-FEWER_COLUMNS = 64  # or where many rows take up the registers
+MOST_COLUMNS = 64  # of all members' factors in one product
 
 
 class Low(NamedTuple):
@@ -40,6 +39,7 @@ class Deltas:
         given = [delta for own in deltas for delta in own if delta is not None]
         self.rank = rank = max(16, triton.next_power_of_2(max(len(delta.down_RI) for delta in given)))
         self.members, self.width, self.device = len(deltas), len(sizes) * rank, device
+        self.chunk = min(triton.next_power_of_2(self.members * rank), max(MOST_COLUMNS, rank))
         self.down_MLK = torch.zeros(self.members, self.width, k, dtype=dtype, device=device)
         self.up_OC = torch.zeros(sum(sizes), self.members * rank, dtype=dtype, device=device)
         for (member, own), (part, size) in itertools.product(enumerate(deltas), enumerate(sizes)):
@@ -51,11 +51,6 @@ class Deltas:
         self.down_table = block_addresses([[down] for down in self.down_MLK], device)
         numbers = [part for part, size in enumerate(sizes) for _ in range(size // BLOCK_N)]
         self.parts = torch.tensor(numbers, dtype=torch.int32, device=device)  # of every block of outputs
-
-    def chunk(self, rows: int) -> int:
-        """Columns at a time for a program with so many rows."""
-        most = MOST_COLUMNS if rows <= 16 else FEWER_COLUMNS
-        return min(triton.next_power_of_2(self.members * self.rank), max(most, self.rank))
 
     def room(self, parts: int, members: int, slots: int, span: int = 0) -> Low:
         """For what is to be made of that many rows."""

@@ -22,10 +22,11 @@ def low_of_rows(  # type: ignore[no-untyped-def]
     low_SRL, column, first_part, row_R, rows, low_width,
     RANK: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of PARTS parts from the first on: [R, RANK]. Unrolled, so that all loads are under way at once."""
+    """The sum of PARTS parts from the first on: [R, RANK]. Unrolled, so that loads are under way at once: as many as
+    registers allow."""
     column_L = column + tl.arange(0, RANK)
     low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
-    for part in tl.static_range(PARTS):
+    for part in tl.range(PARTS, loop_unroll_factor=PARTS if row_R.shape[0] * PARTS <= 320 else 4):
         place = ((first_part + part) * rows + row_R[:, None]) * low_width + column_L[None, :]
         given_R = row_R < tl.where(first_part + part < ALL_PARTS, rows, 0)
         low_RL += tl.load(low_SRL + place, mask=given_R[:, None], other=0.0)
@@ -45,13 +46,19 @@ def delta_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def low_of_block(  # type: ignore[no-untyped-def]
-    low_SRL, down_CK, y_RN, part, n_N, row_R, rows, width, rows_a_member,
-    FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """down · y over the columns n of a block, of rows whose member is in the chunk: one part of low."""
+def down_block(down_CK, n_N, width, FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A chunk of the members' columns over inputs n: [C, N]. Depends on nobody."""
     c_C = FIRST + tl.arange(0, CHUNK)
-    down_CN = tl.load(down_CK + c_C[:, None] * width + n_N[None, :], mask=(c_C < COLUMNS)[:, None], other=0.0)
+    return tl.load(down_CK + c_C[:, None] * width + n_N[None, :], mask=(c_C < COLUMNS)[:, None], other=0.0)
+
+
+@triton.jit
+def store_low(  # type: ignore[no-untyped-def]
+    low_SRL, down_CN, y_RN, part, row_R, rows, rows_a_member,
+    FIRST: tl.constexpr, CHUNK: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """down · y over the inputs of a block, of rows whose member is in the chunk: one part of low."""
+    c_C = FIRST + tl.arange(0, CHUNK)
     low_RC = tl.dot(y_RN, tl.trans(down_CN), input_precision=PRECISION)
     own_RC = (row_R // rows_a_member)[:, None] == (c_C // RANK)[None, :]
     place = (part * rows + row_R[:, None]) * RANK + (c_C % RANK)[None, :]
