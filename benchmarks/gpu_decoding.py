@@ -140,11 +140,20 @@ class Bench:
     def speculation(self, draft: str, batch: int) -> dict[str, Any]:
         if "trained" not in self.kept:
             settings = trained_speculation.settings_for(self.device, self.steps)
+            began = time.perf_counter()
             self.kept["trained"] = trained_speculation.composition("evidence", 0, settings, self.members, self.device)
+            print(f"  trained members in {time.perf_counter() - began:.0f} s", flush=True)
+            model, prompts = self.kept["trained"]
+            asked = Sampling(trained_speculation.room(prompts))
+            right = trained_speculation.right_strings(
+                Engine(model, slots=16).generate(prompts, asked), trained_speculation.strings(0, settings)
+            )
+            print(f"  {right:.0%} of the strings are right", flush=True)
+            self.kept["right strings"] = right
         model, prompts = self.kept["trained"]
         found = trained_speculation.compare(model, batch, draft, prompts[: self.counts[batch]], self.rounds)
-        print(f"  {draft}, batch {batch}: {found['ratio']:.2f} ×", flush=True)
-        return found
+        print(f"  {trained_speculation.in_words(draft, batch, found)}", flush=True)
+        return {**found, "right_strings": self.kept["right strings"]}
 
 
 def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:

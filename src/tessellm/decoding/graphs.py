@@ -32,7 +32,6 @@ class GraphSteps(Steps):
         super().__init__(state, context)
         self.lag = 1
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
-        self.seconds: dict[tuple[Any, ...], float] = {}  # that each graph took when it was new
         self.pool: Any = None
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
         self._staged: dict[tuple[Any, ...], Tensor] = {}
@@ -76,11 +75,11 @@ class GraphSteps(Steps):
             began = time.monotonic()
             self.graphs[key] = self._capture(key, step, *given)
             self.prepared_seconds += time.monotonic() - began
-        return self.seconds[key]
+        return self.graph_seconds[key]
 
     def _replay(self, step: Callable[..., None], *given: Any) -> None:
         """Run a step as the graph that it was captured as when it was first run so."""
-        self._known(step, *given)
+        self.busy_seconds += self._known(step, *given)
         self.graphs[step.__name__, *given].replay()
 
     def _capture(self, key: tuple[Any, ...], step: Callable[..., None], *given: Any) -> torch.cuda.CUDAGraph:
@@ -114,7 +113,7 @@ class GraphSteps(Steps):
         graph.replay()
         end.record()
         end.synchronize()
-        self.seconds[key] = min(self.seconds.get(key, float("inf")), start.elapsed_time(end) / 1e3)
+        self.graph_seconds[key] = min(self.graph_seconds.get(key, float("inf")), start.elapsed_time(end) / 1e3)
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
         tokens, logprobs = (

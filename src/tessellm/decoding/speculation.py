@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..errors import EngineError, nearest
 from ..model import ComposedForCausalLM
 from .device import SlotState
@@ -22,6 +24,7 @@ from .steps import Steps
 from .verification import Verification
 
 PATIENCE = 16  # passes in a row for which drafts did not pay
+CELLS_APART = 64  # that are looked at when all passes are prepared
 REST = 16  # steps after them that think of none
 Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
 
@@ -83,7 +86,8 @@ class Speculator:
         """One pass: at least one token for each request, and as many more as its draft had right."""
         asked_how = how(r.sampling for r in running)
         cells = max(len(r.prompt) + r.asked for r in running)
-        self._prepare(rows, cells, asked_how)
+        for length, seconds in self._ready(rows, cells, asked_how).items():
+            self.pace.told(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
@@ -105,13 +109,19 @@ class Speculator:
                 self._learn(request, kind, length, tokens)
         return written
 
-    def _prepare(self, rows: int, cells: int, asked_how: str) -> None:
+    def prepare(self, prompt: int, new: int, asked_how: str) -> None:
+        """Have every pass ready that prompts of up to so many tokens, and as many new ones, can meet; after the first
+        text, which shows what state the rule has."""
+        for rows in range(1, len(self.verification.room_S) + 1):
+            for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
+                self._ready(rows, cells, asked_how)
+
+    @torch.inference_mode()
+    def _ready(self, rows: int, cells: int, asked_how: str) -> dict[int, float]:
         member = self.drafter if isinstance(self.drafter, Alone) else None
         if member:
             member.share_cache()
-        told = self.steps.ready(self.verification, member, self.wanted.lengths, rows, cells, asked_how)
-        for length, seconds in told.items():
-            self.pace.told(rows, length, seconds)
+        return self.steps.ready(self.verification, member, self.wanted.lengths, rows, cells, asked_how)
 
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         able = [(r, kind) for r, kind in zip(running, kinds, strict=True) if kind is not None]

@@ -60,6 +60,8 @@ class LetterSettings:
     exchanged: float = 1.0
     # Label smoothing: members agree about the tokens that nobody means, whose ratios to the base multiply in Eq. 2.
     smoothing: float = 0.01
+    # The shortest string of training.
+    min_length: int = 1
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -185,7 +187,7 @@ def _train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warm_up_cosine(step, steps))
     model.train()
     for step in range(1, steps + 1):
-        letters_BN = _sample(settings.batch, (1, settings.max_length), generator, favoured, share)
+        letters_BN = _sample(settings.batch, (settings.min_length, settings.max_length), generator, favoured, share)
         tokens_BT, labels_BT = _lines(letters_BN, replacements, settings.exchanged, generator)
         tokens_BT, labels_BT = tokens_BT.to(model.device), labels_BT.to(model.device)
         logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
