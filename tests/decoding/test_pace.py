@@ -59,7 +59,10 @@ def test_chances_follow_the_request_and_begin_with_what_others_had() -> None:
         chances.note(lucky, 0, right=4, drafted=4)
         chances.note(unlucky, 0, right=0, drafted=4)
     assert chances.of(unlucky, 0) < 0.25 < chances.of(new, 0) < 0.9 < chances.of(lucky, 0)
-    assert chances.of(new, 1) == 0.5  # of another kind, nothing is known
+    assert chances.of(new, 1) == 0.75  # of another kind, nothing is known
+    for _ in range(3000):
+        chances.fade(unlucky, 0)
+    assert chances.of(unlucky, 0) > 0.6  # it was long ago
 
 
 def test_expected_tokens_and_buckets() -> None:

@@ -19,6 +19,8 @@ from .requests import Request
 
 FORGET_REQUEST = 0.9  # what an observation of a request keeps of those before it
 FORGET_ALL = 0.99  # and one of any request
+FADE = 0.998  # what counts keep when there was a draft to be had and none was made
+HOPED, OF = 3.0, 4.0  # right tokens of so many, before any were seen: a drafter is tried before it is judged
 PRIOR = 4.0  # what all requests together count for in the chance of one, in observations
 NEWEST = 0.3  # what the last measurement of a cost counts
 HICCUP = 3.0  # what the host took is not believed to have grown by more than this at once
@@ -47,7 +49,7 @@ class Chances:
     def of(self, request: Request, kind: int) -> float:
         every = self._all.get(kind, Count())
         own = self._own.get(request, {}).get(kind, Count())
-        overall = (every.right + 1) / (every.judged + 2)
+        overall = (every.right + HOPED) / (every.judged + OF)
         return (own.right + PRIOR * overall) / (own.judged + PRIOR)
 
     def note(self, request: Request, kind: int, right: int, drafted: int) -> None:
@@ -55,6 +57,12 @@ class Chances:
         judged = min(right + 1, drafted)
         self._all.setdefault(kind, Count()).add(right, judged, FORGET_ALL)
         self._own.setdefault(request, {}).setdefault(kind, Count()).add(right, judged, FORGET_REQUEST)
+
+    def fade(self, request: Request, kind: int) -> None:
+        """No draft was made, so nothing was learnt: what was known counts less, and drafts are tried again some day."""
+        for count in (self._all.get(kind), self._own.get(request, {}).get(kind)):
+            if count is not None:
+                count.add(0, 0, FADE)
 
 
 @dataclass(frozen=True)

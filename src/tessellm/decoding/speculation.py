@@ -144,6 +144,8 @@ class Speculator:
             self.chances.note(request, kind, right, drafted)
         elif (first := self.drafter.first(request)) is not None:  # it would have been right or wrong all the same
             self.chances.note(request, kind, int(first == tokens[0]), 1)
+        elif not length:
+            self.chances.fade(request, kind)
 
 
 def _slots(running: Sequence[Request]) -> list[int]:
