@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .gates import IMPOSSIBLE, LOG_ZERO
+from .vocabulary_sums import against_base, weighted_sum
 
 CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
@@ -38,8 +39,6 @@ CAP = 4.0  # one contested step counts at most this much interference (nats)
 CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
 BLOCK = 65  # positions read at once, a window and the row before it: bounds the memory of long texts
-PARTS = 128  # of a vocabulary on a GPU
-SUMS_OF = 5  # members; the registers of one pass do not hold the sums of more
 LONGEST = 1 << 16  # a longer window is a mistake: each position keeps it for every member
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
@@ -126,40 +125,6 @@ def read_rows(logp_MBTV: Tensor) -> Rows:
     return Rows(
         centre_BT, support_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT
     )
-
-
-def against_base(prob_MBTV: Tensor, safe_MBTV: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ p_m log(p_n / p_b), [B, T, M, M], and Σ p_m log p_b, [B, T, M]."""
-    if not sums_are_fast(prob_MBTV):
-        cross_BTMM = torch.einsum("mbtv,nbtv->btmn", prob_MBTV, safe_MBTV - safe_MBTV[:1])
-        return cross_BTMM, torch.einsum("mbtv,btv->btm", prob_MBTV, safe_MBTV[0])
-    terms = [safe_MBTV[0], *(safe_BTV - safe_MBTV[0] for safe_BTV in safe_MBTV[1:])]
-    if len(terms) > SUMS_OF and torch.compiler.is_compiling():
-        sum_MMBT = (prob_MBTV[:, None] * torch.stack(terms)).sum(-1)
-    else:
-        sums = [parts(prob_BTV * term_BTV).sum(-1) for prob_BTV in prob_MBTV for term_BTV in terms]
-        sum_MMBT = torch.stack(sums).sum(-1).unflatten(0, (len(terms), -1))
-    sum_BTMM = sum_MMBT.permute(2, 3, 0, 1)
-    return torch.nn.functional.pad(sum_BTMM[..., 1:], (1, 0)), sum_BTMM[..., 0]
-
-
-def parts(x_BTV: Tensor, fill: float = 0.0) -> Tensor:
-    """A vocabulary in pieces, as many as keep a GPU busy: each is summed in one pass, and their sums in another."""
-    padded = torch.nn.functional.pad(x_BTV, (0, -x_BTV.shape[-1] % PARTS), value=fill)
-    return padded.unflatten(-1, (PARTS, -1))
-
-
-def weighted_sum(count_BTM: Tensor, safe_MBTV: Tensor) -> Tensor:
-    """Σ_m count_m log p_m: [B, T, V]."""
-    if not sums_are_fast(safe_MBTV):
-        return torch.einsum("btm,mbtv->btv", count_BTM, safe_MBTV)
-    return (count_BTM.permute(2, 0, 1)[..., None] * safe_MBTV).sum(0)
-
-
-def sums_are_fast(logp_MBTV: Tensor) -> bool:
-    """A compiler makes one pass of many sums; and a product of a few rows by a few, over a whole vocabulary, is one
-    that a GPU's library gives to a handful of its processors."""
-    return torch.compiler.is_compiling() or logp_MBTV.device.type != "cpu"
 
 
 def observe(

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..evidence import parts
 from ..rules import Rule, normalised
+from ..vocabulary_sums import parts
 
 Combined = tuple[Tensor, Any]
 Decided = tuple[Tensor, Tensor, Any]
