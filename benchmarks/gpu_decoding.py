@@ -200,7 +200,7 @@ def warm(count: int, arguments: list[str], names: list[str], members: Path) -> N
     """Compile what will be needed, in processes side by side, on two layers: caches on disk keep it."""
     start = time.perf_counter()
     drafts = [name for name in names if name.startswith("speculation")]  # one process trains the members
-    others = [name for name in names if name not in drafts]
+    others = [name for name in names if name not in drafts and not name.endswith("profile")]
     shares = [share for share in ([drafts] + [others[n :: count - 1] for n in range(count - 1)]) if share]
     with tempfile.TemporaryDirectory() as folder:
         running = []
