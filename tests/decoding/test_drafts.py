@@ -26,8 +26,10 @@ def slow_match(tokens: list[int]) -> tuple[int, int]:
         if source >= 0:
             misses = 0 if tokens[source] == tokens[end] else misses + 1
             source = source + 1 if misses <= MOST_MISSES else -1
+        if source >= 0 and not misses:
+            continue
         size, start = slow_search(tokens[: end + 1])
-        if start != source and (size == LONGEST_MATCH or (source < 0 and size >= SHORTEST_COPY)):
+        if size == LONGEST_MATCH or (source < 0 and size >= SHORTEST_COPY):
             source, misses = start, 0
     return slow_search(tokens) if source < 0 else (-1 - misses, source)
 

@@ -49,22 +49,23 @@ class Text:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
+        self._ends: list[tuple[int, ...]] = []  # the last token, the last two, …
         self._found = (0, 0)  # how many tokens of the text's end were found before, and where what came next begins
         self._source: int | None = None  # what comes next, if the text goes on copying
         self._misses = 0  # tokens in a row that were not as copied
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self._copy(token)
             end = len(self.tokens)
-            for size in range(1, min(LONGEST_MATCH, end) + 1):
-                self._next[tuple(self.tokens[end - size :])] = end
+            for run in self._ends:
+                self._next[run] = end
+            self._copy(token)
             self.tokens.append(token)
-            self._found = self._find()
-            size, start = self._found
-            begins = size >= SHORTEST_COPY and self._source is None
-            if (begins or size == LONGEST_MATCH) and start != self._source:
-                self._source, self._misses = start, 0
+            self._ends = [(token,), *[(*run, token) for run in self._ends[: LONGEST_MATCH - 1]]]
+            if self._source is None or self._misses:
+                self._found = size, start = self._find()
+                if (size >= SHORTEST_COPY and self._source is None) or size == LONGEST_MATCH:
+                    self._source, self._misses = start, 0
 
     def _copy(self, token: int) -> None:
         if self._source is not None:
@@ -72,10 +73,9 @@ class Text:
             self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
     def _find(self) -> tuple[int, int]:
-        for size in range(min(LONGEST_MATCH, len(self.tokens)), 0, -1):
-            start = self._next.get(tuple(self.tokens[-size:]))
-            if start is not None:
-                return size, start
+        for run in reversed(self._ends):
+            if run in self._next:
+                return len(run), self._next[run]
         return 0, 0
 
     def match(self) -> tuple[int, int]:
@@ -101,7 +101,9 @@ class Lookup:
             self._texts[request] = Text()
             self._texts[request].grow(request.prompt)
         text = self._texts[request]
-        text.grow(request.tokens[len(text.tokens) - len(request.prompt) :])
+        known = len(text.tokens) - len(request.prompt)
+        if known < len(request.tokens):
+            text.grow(request.tokens[known:])
         return text
 
     def kind(self, request: Request) -> int | None:

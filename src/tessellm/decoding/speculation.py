@@ -112,11 +112,11 @@ class Speculator:
     def prepare(self, prompt: int, new: int, asked_how: str) -> None:
         """Have every pass ready that prompts of up to so many tokens, and as many new ones, can meet; after the first
         text, which shows what state the rule has."""
-        for rows in range(1, len(self.verification.room_S) + 1):
-            for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
-                self._ready(rows, cells, asked_how)
+        with torch.inference_mode():
+            for rows in range(1, len(self.verification.room_S) + 1):
+                for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
+                    self._ready(rows, cells, asked_how)
 
-    @torch.inference_mode()
     def _ready(self, rows: int, cells: int, asked_how: str) -> dict[int, float]:
         member = self.drafter if isinstance(self.drafter, Alone) else None
         if member:
