@@ -252,7 +252,7 @@ def main() -> None:
             given.shapes, given.device, torch.bfloat16 if given.device == "cuda" else torch.float32, given.layers,
             given.rounds, given.new, not given.no_loops, members,
             contexts=(256, 512) if given.quick else (1024, 4096, 8192 - given.new),
-            counts={1: 2, 4: 4, 16: 16} if given.quick else trained_speculation.BATCHES,
+            counts={1: 2, 4: 4, 16: 16} if given.quick else trained_speculation.LARGE_BATCHES,
             steps=30 if given.quick else None,
             bandwidth=given.bandwidth,
         )  # fmt: skip

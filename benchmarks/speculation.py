@@ -45,10 +45,11 @@ from tessellm.experiments.demo.letters import (
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
 LARGE = LetterSettings(  # for a GPU
-    124, 3072, 4, 24, batch=16, base_steps=500, base_rate=1.2e-4, expert_steps=150, expert_rate=4e-5, min_length=124
+    124, 3072, 4, 24, batch=16, base_steps=400, base_rate=1.2e-4, expert_steps=100, expert_rate=4e-5, min_length=124
 )
 REPLACED = {"A": "K", "M": "B", "T": "X"}  # by one expert each
 BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
+LARGE_BATCHES = {1: 4, 4: 16, 16: 64}  # of those for a GPU
 DRAFTS = ("lookup", "member:base")
 RULES = ("evidence", "product")
 GAIN = 1.6
@@ -69,13 +70,7 @@ def composition(
 ) -> tuple[Any, list[list[int]]]:
     """The trained members, composed, and prompts for them."""
     base, experts = trained(seed, settings, folder, device)
-    return compose(base, experts, rule, device), encoded(strings(seed, settings))
-
-
-def compose(base: Any, experts: dict[str, Any], rule: str, device: str) -> Any:
-    if device != "cpu":
-        base, experts = base.to(torch.bfloat16), {name: each.to(torch.bfloat16) for name, each in experts.items()}
-    return tessellm.compose(base, experts, rule=rule).to(device)
+    return tessellm.compose(base, experts, rule=rule).to(device), encoded(strings(seed, settings))
 
 
 def strings(seed: int, settings: LetterSettings) -> list[str]:
@@ -98,9 +93,11 @@ def encoded(texts: Sequence[str]) -> list[list[int]]:
 def trained(seed: int, settings: LetterSettings, folder: Path | None, device: str) -> tuple[Any, dict[str, Any]]:
     """The base and its experts: from the folder if they are there, else trained on the device, and kept there."""
     if folder is not None and (folder / "base").is_dir():
-        loaded = {name: LlamaForCausalLM.from_pretrained(folder / name) for name in ("base", *REPLACED)}
+        loaded = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype="auto") for name in ("base", *REPLACED)}
         return loaded.pop("base"), loaded
     base, experts = train(seed, settings, device)
+    if device != "cpu":
+        base, experts = base.to(torch.bfloat16), {name: each.to(torch.bfloat16) for name, each in experts.items()}
     if folder is not None:
         for name, member in {**experts, "base": base}.items():  # the base last: then all are there
             member.save_pretrained(folder / name)
@@ -163,16 +160,20 @@ class Watched:
         return requests
 
     def decoding(self, prompts: list[list[int]], asked: Sampling) -> float:
-        """Tokens a second after all prompts were read; as many prompts as there are slots."""
+        """Tokens a second after prompts were read; as many prompts at a time as there are slots."""
         clock = time.process_time if self.engine.state.device.type == "cpu" else time.perf_counter
-        self.engine.prefixes.forget()
-        requests = [self.engine.submit(prompt, asked) for prompt in prompts]
-        while not all(request.tokens for request in requests):
-            self.engine.step()
-        start, written = clock(), sum(len(request.tokens) for request in requests)
-        while not all(request.done for request in requests):
-            self.engine.step()
-        return (sum(len(request.tokens) for request in requests) - written) / (clock() - start)
+        seconds, written, slots = 0.0, 0, len(self.engine.in_slot)
+        for first in range(0, len(prompts), slots):
+            self.engine.prefixes.forget()
+            requests = [self.engine.submit(prompt, asked) for prompt in prompts[first : first + slots]]
+            while not all(request.tokens for request in requests):
+                self.engine.step()
+            start, before = clock(), sum(len(request.tokens) for request in requests)
+            while not all(request.done for request in requests):
+                self.engine.step()
+            seconds += clock() - start
+            written += sum(len(request.tokens) for request in requests) - before
+        return written / seconds
 
     def forget(self) -> None:
         self.seconds, self.busy, self.steps = [], 0.0, 0
@@ -204,7 +205,7 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
         for each in both:
             apart += parted(expected, each.run(prompts, greedy))
     pairs = list(zip(plain.seconds, drafting.seconds, strict=True))
-    decoded = [[each.decoding(prompts[:batch], greedy[0]) for each in both] for _ in range(rounds)]
+    decoded = [[each.decoding(prompts, greedy[0]) for each in both] for _ in range(rounds)]
     written = sum(len(request.tokens) for request in expected)
     after = _prepared(both)
     return {
@@ -262,13 +263,14 @@ def main() -> None:
     texts = strings(given.seed, settings)
     prompts = encoded(texts)
     tables: dict[str, Any] = {}
+    batches = BATCHES if given.device == "cpu" else LARGE_BATCHES
     for rule in given.rule or RULES:
-        model = compose(base, experts, rule, given.device)
+        model = tessellm.compose(base, experts, rule=rule).to(given.device)
         right = right_strings(Engine(model, slots=16).generate(prompts, Sampling(room(prompts))), texts)
         print(f"{rule}: {right:.0%} of the strings are right", flush=True)
         tables[f"{rule}, right strings"] = right
         for draft in DRAFTS:
-            for batch, count in BATCHES.items():
+            for batch, count in batches.items():
                 row = compare(model, batch, draft, prompts[:count], given.rounds)
                 tables[f"{rule}, {draft}, batch {batch}"] = row
                 print(f"{rule}, {in_words(draft, batch, row)}", flush=True)
