@@ -68,6 +68,21 @@ def test_drafts_are_verified_in_graphs(kind: str, rule: str, draft: str) -> None
         assert engine.speculator.accepted > 0
 
 
+@pytest.mark.parametrize("draft", ["lookup", "member:base"])
+def test_what_was_prepared_is_not_captured_in_the_middle_of_a_text(draft: str) -> None:
+    _, there = pair("llama", "evidence")
+    given, asked = [text * 9 for text in prompts(12, 14)], Sampling(120, ignore_end=True)
+    engine = Engine(there, slots=4, speculation=Speculation(draft))
+    assert engine.speculator is not None
+    engine.generate(given[:1], Sampling(2))
+    engine.speculator.prepare(max(map(len, given)), 120, "greedy")
+    prepared = set(engine.steps.graph_seconds)
+    assert all(seconds > 0 for seconds in engine.steps.graph_seconds.values())
+    found = engine.generate(given, asked)
+    assert set(engine.steps.graph_seconds) == prepared
+    assert texts(found) == texts(Engine(there, slots=4).generate(given, asked))
+
+
 def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
     here, there = pair("llama", "evidence", fused=False)
     engine = Engine(there, slots=4, speculation=Speculation("member:base", 4, adaptive=False))
