@@ -45,7 +45,7 @@ from tessellm.experiments.demo.letters import (
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
 LARGE = LetterSettings(  # for a GPU
-    124, 3072, 4, 24, batch=16, base_steps=400, base_rate=1.2e-4, expert_steps=100, expert_rate=4e-5, min_length=124
+    124, 3072, 4, 24, batch=16, base_steps=300, base_rate=1.2e-4, expert_steps=100, expert_rate=4e-5, min_length=124
 )
 REPLACED = {"A": "K", "M": "B", "T": "X"}  # by one expert each
 BATCHES = {1: 6, 4: 24, 16: 96}  # and how many strings go through the engine
