@@ -153,10 +153,11 @@ class GraphSteps(Steps):
         return self._rows(needed) < self._rows(rows)
 
     def _rows(self, needed: int) -> int:
-        """1, 4, 16, and powers of two from there on: a few rows more cost little, another shape a capture for every
-        length of drafts."""
+        """Powers of two; with few shapes 1, 4, 16, and powers of two from there on."""
         power = (needed - 1).bit_length()
-        return min(1 << (power + power % 2 if power < 4 else power), len(self.state.token_S))
+        if self.few_shapes and power < 4:
+            power += power % 2
+        return min(1 << power, len(self.state.token_S))
 
     def _cells(self, needed: int) -> int:
         return min(self.context, max(SMALLEST_CELLS, 1 << (needed - 1).bit_length()))

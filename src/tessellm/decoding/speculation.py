@@ -65,6 +65,7 @@ class Speculator:
 
     def __init__(self, wanted: Speculation, model: ComposedForCausalLM, state: SlotState, steps: Steps):
         self.wanted, self.steps = wanted, steps
+        steps.few_shapes = True  # each is captured for every length
         self.verification = Verification(state, wanted.longest)
         wanted.check(model)
         self.drafter: Drafter = (

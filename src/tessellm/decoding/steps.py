@@ -22,6 +22,7 @@ class Steps:
     def __init__(self, state: SlotState, context: int):
         self.state, self.context = state, context
         self.lag = 0  # passes that may be on their way while the next is prepared
+        self.few_shapes = False  # rather some rows more than another number of rows
         self.prepared_seconds = 0.0  # spent on compiling and capturing
         self.graph_seconds: dict[tuple[Any, ...], float] = {}  # the device's for each captured pass, when it was new
         self.busy_seconds = 0.0  # the device's, by those, since somebody set it to 0
