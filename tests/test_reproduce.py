@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tessellm.errors import TessellmError
 from tessellm.experiments import registry
 from tessellm.experiments.claims import Claim, Result
 from tessellm.experiments.page import write_page
@@ -45,6 +46,25 @@ def test_the_page_shows_every_claim_and_escapes_it(tmp_path):
     assert "<script>" not in text
     assert text.count("data:image/png;base64,") == 2
     assert "does not hold" in text
+
+
+@pytest.mark.parametrize("error", [TessellmError("no"), KeyboardInterrupt()])
+@pytest.mark.parametrize("wrote", [True, False])
+def test_a_run_that_fails_leaves_no_empty_folder(tmp_path, monkeypatch, error, wrote):
+    import tessellm.experiments.letters.experiment as experiment
+
+    def fails(seed, out, size, log):
+        if wrote:
+            (out / "part").touch()
+        raise error
+
+    monkeypatch.setattr(experiment, "run", fails)
+    (tmp_path / "there").mkdir()
+    for folder in ("there", "new/folder"):
+        with pytest.raises(type(error)):
+            registry.run_experiment("letters", 0, tmp_path / folder, "cpu")
+    assert (tmp_path / "there").is_dir()
+    assert (tmp_path / "new").exists() == wrote
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -52,6 +52,18 @@ def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
         raise CheckpointError(f"{target} cannot be made in {parent}: {why}. Choose another place")
 
 
+@contextmanager
+def results_folder(folder: Path) -> Iterator[None]:
+    """The folder is there; what of it had to be made goes again if something goes wrong before anything is in it."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
 def check_file(path: Path) -> None:
     """Refuse a file that cannot be written, before any work is done. What is there stays as it is."""
     try:
@@ -105,12 +117,12 @@ def write_figure(figure: Any, path: Path, **options: Any) -> None:
 
 
 @contextmanager
-def stored(path: Path) -> Iterator[None]:
-    """What an earlier run left is read here: where it cannot be, the error says what to remove."""
+def stored(path: Path, fix: str = "Remove it to make it anew") -> Iterator[None]:
+    """What an earlier run left is read here: where it cannot be, the error says what to do about it."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged, or another version's. Remove it to make it anew") from error
+        raise CheckpointError(f"{path} is damaged, or another version's. {fix}") from error
 
 
 def _is_device(path: Path) -> bool:

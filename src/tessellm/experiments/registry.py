@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TessellmError, nearest
+from ..files import results_folder
 from .claims import Result
 from .threads import one_thread
 
@@ -100,7 +101,6 @@ def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[st
     """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
     check_size(size)
     module: Any = importlib.import_module(f"{__package__}.{EXPERIMENTS[name].module}")
-    out.mkdir(parents=True, exist_ok=True)
-    with one_thread() if size == "cpu" else nullcontext():
+    with results_folder(out), one_thread() if size == "cpu" else nullcontext():
         made = module.run(seed, out, size, log)
-    return made.write(out) if isinstance(made, Result) else made
+        return made.write(out) if isinstance(made, Result) else made

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ...errors import TessellmError
+from ...errors import MissingExtraError, TessellmError
 from ...files import stored, write_text
 from ...provenance import environment
 from ..claims import Result
@@ -27,9 +27,10 @@ from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
 from .making import Library, held_out, key, make
 from .plan import PLANS, Plan
 from .scoring import score
-from .writing import Sample
+from .writing import read_samples
 
 JUDGES = ("lm_eval", "evalplus")
+UNJUDGED = 'the judges are not installed: {}. Fix: pip install "tessellm[eval]"'
 Log = Callable[[str], None]
 
 
@@ -37,14 +38,14 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> dict[str, Any]:
     """Claims, `table.json` and a picture in `out`; samples and what was measured while making them in `out/table`."""
     plan = PLANS[size]
     seeds = [seed + number for number in range(plan.seeds)]
+    missing = [name for name in JUDGES if find_spec(name) is None]
+    if missing and not lacking(plan, seeds, out / "table", size):
+        raise MissingExtraError(f"the samples are there, but {UNJUDGED.format(' and '.join(missing))}")
     facts = write_samples(plan, seeds, out / "table", size, log)
     speed = speed_claim(facts, firm=size == "full")
     seconds = sum(sum(each["seconds"].values()) for each in facts)
-    missing = [name for name in JUDGES if find_spec(name) is None]
     if missing:
-        log(
-            f"not judged, no table: {', '.join(missing)} not installed. Run it again where they are, beside the samples"
-        )
+        log(f"not judged, no table: {UNJUDGED.format(' and '.join(missing))}; then run it again beside the samples")
         return asdict(Result("table", [speed], seed, size, seconds))
     found = judge(plan, seeds, out / "table", size, log)
     claims = [*quality_claims(found), speed]
@@ -68,16 +69,13 @@ def _draw(found: Pooled, out: Path) -> str:
 
 def write_samples(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -> list[dict[str, Any]]:
     """What was measured while making each seed's samples; those that are there are left as they are."""
-    folder.mkdir(parents=True, exist_ok=True)
     library, device = None, "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = lacking(plan, seeds, folder, size)
     for seed in seeds:
         samples_path, facts_path = paths(folder, size, seed)
-        if facts_path.is_file() and samples_path.is_file():
-            with stored(facts_path):
-                known = json.loads(facts_path.read_text(encoding="utf-8"))["problems"]
-            if known == key(plan, seed):
-                log(f"seed {seed}: the samples in {samples_path} are kept; remove them to write new ones")
-                continue
+        if seed not in wanted:
+            log(f"seed {seed}: the samples in {samples_path} are kept; remove them to write new ones")
+            continue
         if size == "full" and device == "cpu":
             raise TessellmError(f"{samples_path} lacks samples of these problems, and without a GPU none can be made")
         library = library or Library(plan, log)
@@ -89,6 +87,20 @@ def write_samples(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log
     return [json.loads(paths(folder, size, seed)[1].read_text(encoding="utf-8")) for seed in seeds]
 
 
+def lacking(plan: Plan, seeds: Sequence[int], folder: Path, size: str) -> list[int]:
+    """The seeds without samples of these problems."""
+    found = []
+    for seed in seeds:
+        samples_path, facts_path = paths(folder, size, seed)
+        known = None
+        if facts_path.is_file() and samples_path.is_file():
+            with stored(facts_path):
+                known = json.loads(facts_path.read_text(encoding="utf-8"))["problems"]
+        if known != key(plan, seed):
+            found.append(seed)
+    return found
+
+
 def paths(folder: Path, size: str, seed: int) -> tuple[Path, Path]:
     return folder / f"{size}-{seed}.jsonl", folder / f"{size}-{seed}.json"
 
@@ -98,8 +110,7 @@ def judge(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -
     parts = []
     for seed in seeds:
         log(f"seed {seed}: judged by lm-eval and evalplus")
-        path = paths(folder, size, seed)[0]
-        with stored(path):
-            samples = [Sample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        parts.append((samples, score(held_out(plan, seed), samples)))
+        asked = held_out(plan, seed)
+        samples = read_samples(paths(folder, size, seed)[0], asked, seed)
+        parts.append((samples, score(asked, samples)))
     return pooled(parts)

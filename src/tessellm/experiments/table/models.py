@@ -21,6 +21,7 @@ from .members import EXPERTS
 
 COMPOSED, EQ2 = "composed", "composed by Eq. 2"
 LORA = "LoRA "  # before the name of a column
+COLUMNS = ("base", *EXPERTS, COMPOSED, EQ2, *METHODS, *(LORA + name for name in (*EXPERTS, COMPOSED)))
 LARGER = {"task-arithmetic": (1.2, 1.5), "dare": (1.2, 1.5), "ties": (2.0, 2.5)}  # strengths beyond mergekit's usual
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ...continuations import Request, stop_position
 from ...decoding.bench.loops import Loop
+from ...errors import CheckpointError
 from ...evaluate.writer import Ask, Writer, Written
+from ...files import stored
 from ...model import ComposedForCausalLM
+from .models import COLUMNS
 from .problems import Problem
 from .tokens import END
 
@@ -75,6 +81,24 @@ def write_column(
             Sample(seed, name, kind, number, **asdict(cut(written[number], kind))) for number in sorted(written)
         ]
     return samples, Pace(time.perf_counter() - since, sum(sample.tokens for sample in samples))
+
+
+def read_samples(path: Path, asked: Mapping[str, Sequence[Problem]], seed: int) -> list[Sample]:
+    """What was kept of a seed, if it is just that: one sample of each column for each problem."""
+    with stored(path):
+        samples = [Sample(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = Counter((sample.seed, sample.column, sample.kind, sample.number) for sample in samples)
+        if not all(isinstance(sample.text, str) and isinstance(sample.tokens, int) for sample in samples):
+            raise ValueError("a sample without its text or its number of tokens")
+    numbers = [(kind, number) for kind, some in asked.items() for number in range(len(some))]
+    expected = Counter((seed, column, kind, number) for column in COLUMNS for kind, number in numbers)
+    missing, others = (expected - found).total(), (found - expected).total()
+    if missing or others:
+        raise CheckpointError(
+            f"{path} should have {expected.total()} samples of seed {seed}, one of each column for each problem: "
+            f"{missing} are missing, and {others} are others. Restore it, or remove it to write new ones"
+        )
+    return samples
 
 
 def notebook_pace(

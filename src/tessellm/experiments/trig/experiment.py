@@ -97,12 +97,10 @@ def evaluations(seed: int, out: Path, size: str, log: Callable[[str], None]) -> 
         for number in range(training.seeds):
             log(f"seed {number + 1} of {training.seeds}")
             yield trained.evaluate(members_of(members, number), asked, device, log)
-    elif KEPT.is_file():
+    else:
         members, about = load(KEPT)
         log(f"trained members of seed {about['seed']}: each writes {sum(map(len, asked.values()))} proofs")
         yield trained.evaluate(members, asked, device, log)
-    else:
-        log(f"no trained members are kept at {KEPT}; `tessellm reproduce trig --size full` makes them on a GPU")
 
 
 def law(prover: Prover, words: Sequence[str]) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import CheckpointError
 from ...files import new_file, stored
 from ..stacked import Params, Shape, initialise, select, train
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
@@ -38,6 +39,7 @@ SMOOTHING = 0.01
 BYSTANDERS = 0.35  # the share of texts with one
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
 KEPT = Path(__file__).with_name("members.safetensors")
+REINSTALL = "Install tessellm again"
 CHUNK = 2000  # texts that one process makes at a time
 
 
@@ -172,10 +174,12 @@ def save(members: Params, path: Path, about: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> tuple[Params, dict[str, Any]]:
-    """Members and how they were made."""
+    """Members that come with the package, and how they were made."""
     from safetensors import safe_open
 
-    with stored(path), safe_open(path, "pt") as file:
+    if not path.is_file():
+        raise CheckpointError(f"{path}, which comes with the package, is missing. {REINSTALL}")
+    with stored(path, REINSTALL), safe_open(path, "pt") as file:
         metadata = file.metadata()
         if json.loads(metadata["shape"]) != asdict(SHAPE):
             raise ValueError("members of another shape")
