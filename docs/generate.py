@@ -111,7 +111,9 @@ def row(*cells: str) -> str:
 
 def shown(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(shown(item) for item in value)
+        return ("; " if any(isinstance(item, dict) for item in value) else ", ").join(map(shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(item)}" for key, item in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -73,7 +73,7 @@ EXPERIMENTS = {
         "images.experiment", "pictures of known parts: do layers announce the combinations that fail?"
     ),
     "prediction": Experiment(
-        "prediction.experiment", "the diagnosis on unlabelled prompts against measured accuracy, 200 compositions"
+        "prediction.experiment", "the diagnosis on unlabelled prompts against measured accuracy, over 200 compositions"
     ),
     "table": Experiment(
         "table.experiment",
