@@ -22,7 +22,7 @@ import torch
 
 from reference_overhead import RESULTS
 from tessellm.decoding.bench.measure import bandwidth
-from tessellm.decoding.bench.models import base_alone, first_experts, random_composition
+from tessellm.decoding.bench.models import base_alone, random_composition
 from tessellm.decoding.fused import decoder, layers, overlap
 from tessellm.decoding.groups import make_groups
 from tessellm.files import write_text
@@ -112,15 +112,13 @@ def main() -> None:
     cases: dict[str, Any] = {}
     for kind, experts in (("lora", 3), ("full", 2)):
         whole = random_composition(shape, experts, kind, "evidence", device, dtype)
-        for name, model, slots in (
-            (f"{kind}, {experts} experts", first_experts(whole, experts), 1),
-            ("base alone, 4 rows", base_alone(whole), 4),
-            (f"{kind}, {experts} experts, 32 rows", first_experts(whole, experts), 2 if given.toy else 32),
-        ):
-            if (kind == "full" and name.startswith("base")) or (kind == "lora" and name.endswith("32 rows")):
-                continue
-            print(name, flush=True)
-            cases[name] = passes(model, slots, device, 3 if given.toy else 20, 192, limit)
+        beside = {
+            "lora": ("base alone", base_alone(whole), 4),
+            "full": ("full, 2 experts", whole, 2 if given.toy else 32),
+        }
+        for name, model, slots in ((f"{kind}, {experts} experts", whole, 1), beside[kind]):
+            print(f"{name}, {slots} rows", flush=True)
+            cases[f"{name}, {slots} rows"] = passes(model, slots, device, 3 if given.toy else 20, 192, limit)
     content = {"name": "fused-pass", "cases": cases, "bytes_a_second": limit, **environment()}
     write_text(given.out / "fused-pass.json", json.dumps(content, indent=1) + "\n")
 

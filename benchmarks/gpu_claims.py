@@ -76,7 +76,7 @@ def speculation(tables: Tables) -> list[Callable[[], Claim]]:
     found: list[Callable[[], Claim]] = []
     for kind in ("greedy", "sampled") if drafted else ():
         same = all(row[f"identical_{kind}"] for row in drafted.values())
-        statement = f"trained members: {kind} texts with and without drafts are the same, but for rounding"
+        statement = f"trained members: {kind} texts with and without drafts are the same"
         found.append(partial(Claim, f"speculation-{kind}", statement, same, "in every case", same))
     for batch in (1, 4, 16):
         ratios = [row["ratio"] for name, row in drafted.items() if name.endswith(f"batch {batch}")]

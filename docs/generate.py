@@ -143,7 +143,7 @@ def prediction() -> Iterator[str]:
     yield "| what | value |"
     yield "| --- | --- |"
     for claim in content["claims"]:
-        yield f"| {claim['statement']} | {shown(claim['value'])} |"
+        yield row(claim["statement"], shown(claim["value"]))
 
 
 def table() -> Iterator[str]:

@@ -16,7 +16,7 @@ from ..evidence import Trace, explained
 from ..model import ComposedForCausalLM
 from ..rows import slices
 from ..rules import normalised, working_dtype
-from .compiled_rule import PlainRule, best
+from .compiled_rule import Decided, PlainRule, best
 from .groups import Members, member_logits
 from .requests import Request
 from .sampling import choose, uniform
@@ -53,24 +53,28 @@ class SlotState:
         token_B1, position_B1 = self.token_S[:rows, None], self.position_S[:rows, None]
         logits_M = member_logits(self.groups, token_B1, position_B1, rows, cells, 1)
         real_B1 = position_B1 >= 0
-        before = part(self.rule_state, slice(rows))
-        if special is None and how == "greedy":
-            token_B, logprob_B, state = self.passes.decide(logits_M, token_B1, real_B1, before)
+        if special is None:
+            before = part(self.rule_state, slice(rows))
+            token_B, logprob_B, state = self.by_rule(logits_M, token_B1, real_B1, before, position_B1[:, 0] + 1, how)
             states = [(self.rule_state, slice(rows), state)]
         else:
-            if special is None:
-                said_B1V, state = self.passes.combine(logits_M, token_B1, real_B1, before)
-                logp_BV, states = said_B1V[:, -1], [(self.rule_state, slice(rows), state)]
-            else:
-                logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
+            logp_BV, states = self._by_voice(special, logits_M, token_B1, real_B1)
             token_B, logprob_B = self._choose(logp_BV, slice(rows), position_B1[:, 0] + 1, how)
-            if special is not None:
-                special.watch(logits_M, logp_BV, token_B)
+            special.watch(logits_M, logp_BV, token_B)
         for buffers, slots, state in states:  # after all that may run out of memory, so that a step can be tried again
             for buffer, new in zip(buffers or (), state or (), strict=True):
                 buffer[slots] = new
         self._note(slice(rows), token_B, logprob_B)
         self.position_S[:rows] += real_B1[:, 0].long()
+
+    def by_rule(
+        self, logits_M: Sequence[Tensor], token_B1: Tensor, real_B1: Tensor, state: Any, position_B: Tensor, how: str
+    ) -> Decided:
+        """The tokens that the first slots write next, at those positions, their log-probabilities, the rule's state."""
+        if how == "greedy":
+            return self.passes.decide(logits_M, token_B1, real_B1, state)
+        said_B1V, state = self.passes.combine(logits_M, token_B1, real_B1, state)
+        return *self._choose(said_B1V[:, -1], slice(len(token_B1)), position_B, how), state
 
     def _by_voice(
         self, special: Special, logits_M: Sequence[Tensor], token_B1: Tensor, real_B1: Tensor

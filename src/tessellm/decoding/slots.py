@@ -24,9 +24,7 @@ class Pass:
     position_RT: Tensor  # of each token in its sequence; −1 is padding
     row_R: Tensor | int  # which rows of the cache; a number means the first so many
     cells: int  # positions of the cache that are read
-    start: int | None = (
-        None  # where the tokens of every row begin, if they begin alike, without padding, and end the cells
-    )
+    start: int | None = None  # of all rows' tokens, if they begin alike, without padding, and end the cells
     windows: set[int | None] = field(default_factory=set)  # those that the layers asked for
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[int | None, Tensor | None] = field(default_factory=dict)

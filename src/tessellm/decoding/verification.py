@@ -83,8 +83,8 @@ class Verification:
         right, chosen, logprobs = [], [], []
         for t in range(width):
             logits_M = [logits_BV[:, None] for logits_BV in logits_TMBV[t]]
-            token_B, logprob_B, new = self._step(
-                logits_M, self.fed_TS[t, :rows, None], stands_B[:, None], state, position_BT[:, t : t + 1], how
+            token_B, logprob_B, new = self.state.by_rule(
+                logits_M, self.fed_TS[t, :rows, None], stands_B[:, None], state, position_BT[:, t], how
             )
             state = new if new is None else type(new)(*map(_laid_out, new, before))
             chosen.append(token_B)
@@ -93,15 +93,6 @@ class Verification:
                 right.append((token_B == token_BT[:, t + 1]) & real_BT[:, t + 1])
                 stands_B = stands_B & right[-1]
         return torch.stack(chosen, 1), torch.stack(logprobs, 1), self._accept(torch.stack(right, 1)), state
-
-    def _step(
-        self, logits_M: Sequence[Tensor], token_B1: Tensor, real_B1: Tensor, state: Any, position_B1: Tensor, how: str
-    ) -> tuple[Tensor, Tensor, Any]:
-        if how == "greedy":
-            return self.state.passes.decide(logits_M, token_B1, real_B1, state)
-        said_B1V, state = self.state.passes.combine(logits_M, token_B1, real_B1, state)
-        token_B1 = self._choose(said_B1V, position_B1, how)
-        return token_B1[:, 0], said_B1V[:, 0].gather(-1, token_B1)[:, 0], state
 
     def _choose(self, logp_BTV: Tensor, position_BT: Tensor, how: str) -> Tensor:
         """The token of every position, as if it were alone."""

@@ -24,6 +24,7 @@ MOST_BLOCK_R = 64  # rows of one program
 WIDEST_BLOCK = 64  # of output rows, for one program
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 SHORTEST_SUM = 512  # but not into pieces shorter than this
+NO_DELTAS = {"MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "LOW_SPAN": 0, "NEXT_RANK": 0, "NEXT_CHUNK": 16}
 AHEAD = 512  # weights of each output row that a launch fetches while it waits for its inputs
 
 
@@ -149,10 +150,7 @@ def launch(
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return
     own, width, following = (x, x, table), 0, (x, x)
-    sizes = dict.fromkeys(("MEMBERS", "RANK", "LOW_PARTS", "LOW_SPAN", "NEXT_RANK"), 0) | {
-        "CHUNK": 16,
-        "NEXT_CHUNK": 16,
-    }
+    sizes = dict(NO_DELTAS)
     if low is not None:
         deltas, width = low.deltas, low.deltas.width
         own = (low.numbers_SMBL, deltas.up_OC, deltas.parts)

@@ -179,10 +179,11 @@ class Trainer:
         updates that warm it up are undone."""
         if self._stream is None:
             return
-        kept = {name: value.detach().clone() for name, value in self.params.items()}
         torch.cuda.synchronize()
         if not self.as_graph or self._graph is not None:
             return
+        kept = {name: value.detach().clone() for name, value in self.params.items()}
+        torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             for _ in range(3):
                 self.update()
