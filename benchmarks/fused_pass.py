@@ -104,6 +104,7 @@ def passes(model: Any, slots: int, device: str, rounds: int, cells: int, limit: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--only", choices=("lora", "full"), action="append", help="one kind; both without it")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     device = "cpu" if given.toy else "cuda"
@@ -111,6 +112,8 @@ def main() -> None:
     limit = 1e10 if given.toy else bandwidth(torch.device(device))
     cases: dict[str, Any] = {}
     for kind, experts in (("lora", 3), ("full", 2)):
+        if given.only and kind not in given.only:
+            continue
         whole = random_composition(shape, experts, kind, "evidence", device, dtype)
         beside = {
             "lora": ("base alone", base_alone(whole), 4),
