@@ -193,6 +193,7 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
     apart = parted(expected, drafting.run(prompts, greedy))
     speculator.prepare(max(map(len, prompts)), room(prompts), "greedy")
     for each in both:
+        each.engine.steps.ready_prompts(sorted({*map(len, prompts)}), "greedy")
         each.run(prompts, greedy)
         each.forget()
     speculator.passes = speculator.drafted = speculator.accepted = 0

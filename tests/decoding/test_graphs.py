@@ -12,6 +12,7 @@ import tessellm
 from tessellm.decoding import attention
 from tessellm.decoding.bench.models import with_deltas
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.graphs import GraphSteps
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 
@@ -124,3 +125,58 @@ def test_weighted_rules_are_captured() -> None:
         ]
         engine = Engine(weighted[1], slots=2, compiled=False, speculation=Speculation("lookup", 2, adaptive=False))
         assert not unexcused(weighted[0], engine.generate(prompts(3, 40), Sampling(8, ignore_end=True)))
+
+
+@pytest.mark.parametrize("draft", [None, "lookup"])
+@pytest.mark.parametrize(("kind", "rule"), [("llama", "evidence"), ("gemma2", "evidence"), ("adapters", "product")])
+def test_prompts_are_captured_when_their_shape_comes_again(kind: str, rule: str, draft: str | None) -> None:
+    """As they are, captured, and replayed; one and several at a time, some while others are written."""
+    here, there = pair(kind, rule)
+    engine = Engine(there, slots=4, speculation=Speculation(draft) if draft else None)
+    given = [text[:9] * (2 + n % 3) for n, text in enumerate(prompts(24, 60)) if len(text) >= 9]
+    asked = [Sampling(3 + n % 5, ignore_end=True) for n in range(len(given))]
+    requests = []
+    for prompt, sampling in zip(given, asked, strict=True):
+        requests.append(engine.submit(prompt, sampling))
+        engine.step()
+    while engine.busy:
+        engine.step()
+    requests += engine.generate(given, asked)
+    captured = [key for key in engine.steps.graph_seconds if key[0] == "feed"]
+    assert {key[1] for key in captured} >= {1, 2}
+    assert not unexcused(here, requests)
+    assert all(not request.error for request in requests)
+
+
+def test_prepared_prompts_are_not_captured_again() -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=4)
+    given, asked = [(text * 40)[:40] for text in prompts(9, 30)], Sampling(5, ignore_end=True)
+    engine.generate(given[:1], asked)
+    running = engine.submit(given[1], Sampling(30, ignore_end=True))
+    for _ in range(4):
+        engine.step()
+    engine.steps.ready_prompts([40], "greedy")
+    prepared = {key for key in engine.steps.graph_seconds if key[0] == "feed"}
+    assert {key[1:3] for key in prepared} == {(1, 48), (2, 48), (4, 48)}
+    requests = [running, *engine.generate(given, asked)]
+    assert {key for key in engine.steps.graph_seconds if key[0] == "feed"} == prepared
+    assert not unexcused(here, requests)
+
+
+def test_without_memory_for_graphs_prompts_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=2)
+    capture = GraphSteps._capture
+
+    def full(self: GraphSteps, key: Any, *given: Any) -> Any:
+        if key[0] == "feed":
+            raise torch.OutOfMemoryError("full")
+        return capture(self, key, *given)
+
+    monkeypatch.setattr(GraphSteps, "_capture", full)
+    requests = engine.generate(prompts(8, 30), Sampling(5, ignore_end=True))
+    assert not any(key[0] == "feed" for key in engine.steps.graph_seconds)
+    assert not engine.steps.prompts.on  # type: ignore[attr-defined]
+    assert all(request.finish_reason == "length" for request in requests)
+    assert not unexcused(here, requests)

@@ -9,6 +9,7 @@ import pytest
 from tessellm.decoding.pace import Chances, Pace, bucket, expected
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -94,3 +95,11 @@ def test_steps_that_need_not_wait_hide_the_host() -> None:
     pace.note(1, 2, 2.1)  # the host takes as long as a step
     assert pace.choose(1, [(0.5, 100)]) == 0  # 1.75 tokens in 2.1, against 1 in 1
     assert pace.choose(1, [(0.9, 100)]) == 2  # 2.71
+
+
+def test_lengths() -> None:
+    assert Speculation(longest=6).lengths == (1, 2, 4, 6)
+    on_gpu = {n: Speculation(longest=n).lengths_on_gpu for n in (1, 2, 3, 5, 8, 15, 64)}
+    assert on_gpu == {1: (1,), 2: (2,), 3: (3,), 5: (3,), 8: (3, 7), 15: (3, 7, 15), 64: (3, 7, 15, 31, 63)}
+    always = {n: Speculation(longest=n, adaptive=False).lengths_on_gpu for n in (1, 4, 7, 8)}
+    assert always == {1: (1,), 4: (3, 4), 7: (3, 7), 8: (3, 7, 8)}

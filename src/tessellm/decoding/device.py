@@ -37,6 +37,7 @@ class SlotState:
     def __init__(self, model: ComposedForCausalLM, groups: Sequence[Members], slots: int):
         device = model.device
         self.rule, self.groups, self.device = model.rule, groups, device
+        self.row_numbers = len(model.members) * model.config.vocab_size  # log-probabilities of one position
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.position_S = torch.full((slots,), -1, device=device)
         self.temperature_S = torch.zeros(slots, device=device)

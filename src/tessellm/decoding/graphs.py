@@ -1,4 +1,5 @@
-"""GraphSteps: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed.
+"""GraphSteps: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed; so
+is a pass over the end of a short prompt (prompt_graphs.py).
 
 Between steps the host only reads what was chosen a step ago, so the device never waits for it.
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from .compiled_rule import CompiledRule
 from .device import SlotState
+from .prompt_graphs import Piece, PromptGraphs, Shape, cut, nothing
 from .steps import Steps
 from .voices import Special
 
@@ -36,8 +38,46 @@ class GraphSteps(Steps):
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
         self._staged: dict[tuple[Any, ...], Tensor] = {}
         self._arrived = torch.cuda.Event()
+        self.prompts = PromptGraphs(state)
         if compiled:
             state.passes = CompiledRule(state.rule)
+
+    def prefill(
+        self,
+        slots: Sequence[int],
+        token_BT: Tensor,
+        position_BT: Tensor,
+        how: str | None,
+        special: Special | None = None,
+    ) -> None:
+        """Short prompts' ends as graphs, where such came before; all else is run as it is."""
+        pieces = cut(slots, token_BT, position_BT) if how and not special else []
+        taken = bool(pieces) and all(map(self.prompts.takes, pieces))
+        shapes = [self._shape(piece, how) for piece in pieces if how]
+        if taken and self.prompts.met(shapes):
+            try:
+                for piece, shape in zip(pieces, shapes, strict=True):
+                    self.prompts.put(piece, self.on_device)
+                    self._replay(self.prompts.feed, *shape)
+                return
+            except torch.OutOfMemoryError:  # graphs keep their memory; passes as they are give it back
+                self.prompts.on = False
+                torch.cuda.empty_cache()
+        super().prefill(slots, token_BT, position_BT, how, special)
+        self.prompts.note(shapes)
+
+    @torch.inference_mode()
+    def ready_prompts(self, lengths: Sequence[int], how: str) -> None:
+        """Passes over padding alone write to no slot's cells, and _capture puts the rest back."""
+        powers = [1 << n for n in range(len(self.state.token_S).bit_length())]
+        for piece in (nothing(rows, length) for length in lengths for rows in powers):
+            if self.prompts.takes(piece):
+                self.prompts.put(piece, self.on_device)
+                self._known(self.prompts.feed, *self._shape(piece, how))
+                self.prompts.note([self._shape(piece, how)])
+
+    def _shape(self, piece: Piece, how: str) -> Shape:
+        return piece.rows, piece.width, self._cells(piece.stop), how
 
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         """A special pass is run as it is: which rows ask for what differs from step to step."""

@@ -59,6 +59,15 @@ class Speculation:
         """Powers of two, and the longest: few, since each may be compiled or captured for itself."""
         return (*(2**n for n in range(self.longest.bit_length()) if 2**n < self.longest), self.longest)
 
+    @property
+    def lengths_on_gpu(self) -> tuple[int, ...]:
+        """Such that a pass, which has one token more, fills the blocks of rows that kernels compute anyway. None of a
+        single token: a pass over four takes hardly longer than one over two."""
+        full = [2**n - 1 for n in range(2, 7) if 2**n - 1 <= self.longest]
+        if full and self.adaptive:
+            return tuple(full)
+        return (*(length for length in full if length < self.longest), self.longest)
+
 
 class Speculator:
     """Decodes with drafts, for an engine."""
@@ -73,9 +82,7 @@ class Speculator:
         )
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         clock = time.thread_time if state.device.type == "cpu" else time.perf_counter
-        # on a GPU a pass over three tokens takes no longer than one over two
-        several = tuple(length for length in wanted.lengths if length > 1)
-        self.lengths = wanted.lengths if state.device.type == "cpu" else several or wanted.lengths
+        self.lengths = wanted.lengths if state.device.type == "cpu" else wanted.lengths_on_gpu
         self.chances, self.pace = Chances(), Pace(self.lengths, clock)
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until they are thought of again
@@ -132,7 +139,7 @@ class Speculator:
         if self.wanted.adaptive:
             hopes = [(self.chances.of(r, kind), room(r)) for r, kind in able]
             return self.pace.choose(rows, hopes + [(0.0, 0)] * (len(running) - len(able)))
-        most = min(max((room(r) for r, _ in able), default=0), self.wanted.longest)
+        most = min(max((room(r) for r, _ in able), default=0), self.lengths[-1])
         return next(n for n in (0, *self.lengths) if n >= most)
 
     def _plain(self, running: Sequence[Request], rows: int, cells: int, asked_how: str) -> Written:

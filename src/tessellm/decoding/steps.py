@@ -40,6 +40,9 @@ class Steps:
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
         self.state.prefill(slot_B, token_BT, position_BT, stop, how, special, start if alike else None)
 
+    def ready_prompts(self, lengths: Sequence[int], how: str) -> None:
+        """Have passes over the ends of prompts of these lengths ready, after the first text, which makes the caches."""
+
     def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
         self.state.decode(rows, self._cells(cells), how, special)
 
