@@ -142,6 +142,9 @@ def test_prompts_are_captured_when_their_shape_comes_again(kind: str, rule: str,
     while engine.busy:
         engine.step()
     requests += engine.generate(given, asked)
+    for _ in range(3):
+        engine.prefixes.forget()
+        requests += engine.generate([text[:20] for text in given if len(text) >= 20][:2], asked[0])
     captured = [key for key in engine.steps.graph_seconds if key[0] == "feed"]
     assert {key[1] for key in captured} >= {1, 2}
     assert not unexcused(here, requests)

@@ -132,3 +132,22 @@ def test_one_who_waited_for_a_cancelled_reader_reads_by_itself(model: Any) -> No
         engine.step()
     assert engine.prefixes.reused_tokens == 256
     assert not unexcused(model, [waiter])
+
+
+def test_prompts_wait_to_be_read_together_while_others_wait_for_a_slot(model: Any, fed: list[int]) -> None:
+    """As on a GPU. Texts end one by one; the last ones, behind which nobody waits, are read at once."""
+    texts = [random_text(20, n) for n in range(40)]
+    asked = [Sampling(max_new_tokens=12 + n % 9) for n in range(40)]
+    passes, found = [], []
+    for patient in (False, True):
+        fed.clear()
+        engine = Engine(model, slots=10)
+        engine.prefill.patient = patient
+        found.append([request.tokens for request in engine.generate(texts, asked)])
+        passes.append(len(fed))
+        late = engine.submit(texts[0] * 2, asked[0])
+        engine.submit(texts[1] * 2, Sampling(max_new_tokens=30))
+        engine.step()
+        assert late.tokens  # nobody waits for a slot
+    assert found[0] == found[1]
+    assert passes[1] < 0.7 * passes[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessellm.decoding import prompt_graphs
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.prompt_graphs import NARROWEST, PromptGraphs, bucket, cut, nothing, powers
+from tessellm.decoding.prompt_graphs import NARROWEST, PromptGraphs, bucket, cut, nothing, shares
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.steps import Steps
 
@@ -59,29 +59,33 @@ def test_padded_prompts_are_read_as_they_are(kind: str, rule: str, tmp_path: Pat
 
 
 @given(number=st.integers(1, 10_000))
-def test_buckets_and_powers(number: int) -> None:
-    assert sum(powers(number)) == number
-    assert all(one >= 2 * other for one, other in zip(powers(number), powers(number)[1:], strict=False))
+def test_buckets_and_shares(number: int) -> None:
+    assert sum(own for own, _ in shares(number)) == number
+    assert all(rows & (rows - 1) == 0 and own <= rows <= own * 4 / 3 for own, rows in shares(number))
+    assert len(shares(number)) <= number.bit_length()
     assert number <= bucket(number) < max(1.5 * number, NARROWEST + 1)
     assert bucket(number) % 8 == 0
 
 
-def test_few_buckets() -> None:
+def test_few_buckets_and_pieces() -> None:
+    assert [shares(n) for n in (1, 2, 3, 5, 7)] == [[(1, 1)], [(2, 2)], [(3, 4)], [(4, 4), (1, 1)], [(7, 8)]]
+    assert shares(11) == [(8, 8), (3, 4)]
     assert sorted({bucket(n) for n in range(1, 1025)}) == [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
 def test_pieces_hold_every_row_once_at_its_own_width() -> None:
-    counts, slots = [50, 3, 40, 60, 33], [4, 0, 6, 2, 9]
-    position_BT = torch.full((5, 60), -1)
-    token_BT = torch.zeros(5, 60, dtype=torch.long)
+    counts, slots = [50, 3, 40, 60, 33, 20, 17, 18, 1, 2, 5], [4, 0, 6, 2, 9, 1, 3, 8, 7, 5, 10]
+    position_BT = torch.full((11, 60), -1)
+    token_BT = torch.zeros(11, 60, dtype=torch.long)
     for b, count in enumerate(counts):
         position_BT[b, 60 - count :] = torch.arange(100, 100 + count)
         token_BT[b, 60 - count :] = torch.arange(count) + 1000 * b
     pieces = cut(slots, token_BT, position_BT)
-    assert [(piece.rows, piece.width, piece.stop) for piece in pieces] == [(4, 64, 160), (1, 48, 133)]
+    assert [(piece.rows, piece.width, piece.stop) for piece in pieces] == [(8, 64, 160), (4, 32, 105)]
     parts = [piece.given_BX.split([1, piece.width, piece.width], 1) for piece in pieces]
     rows = [row for part in parts for row in zip(*part, strict=True)]
-    for b, (slot, token_T, position_T) in enumerate(rows):
+    assert all(map(torch.equal, rows[-1], rows[-2]))  # there are eleven, and room for twelve
+    for b, (slot, token_T, position_T) in enumerate(rows[:-1]):
         assert slot.item() == slots[b]
         real = position_T >= 0
         assert real.sum() == counts[b]

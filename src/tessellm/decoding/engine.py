@@ -176,7 +176,7 @@ class Engine:
             self.state.enter(request)
 
     def _prefill(self) -> None:
-        portion = self.prefill.next(self.in_slot)
+        portion = self.prefill.next(self.in_slot, bool(self.waiting))
         if portion is None:
             return
         try:

@@ -62,11 +62,14 @@ class Prefill:
         on_gpu = state.device.type == "cuda"
         self.chunk = CHUNK_ON_GPU if on_gpu else CHUNK  # less when memory runs out
         self.pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS
+        self.patient = on_gpu  # there one prompt costs what several do
+        self._waited = 0  # steps that prompts have waited, all of them together
 
-    def next(self, in_slot: Sequence[Request | None]) -> Portion | None:
-        """What to feed now. Beginnings that a cache holds already are taken from there."""
+    def next(self, in_slot: Sequence[Request | None], queued: bool = False) -> Portion | None:
+        """What to feed now; `queued`: while others wait for a slot. Beginnings that a cache holds already are taken
+        from there."""
         rows = [r for r in in_slot if r is not None and not r.prefilled and not self.prefixes.waits(r, in_slot)]
-        if not rows:
+        if not rows or (queued and self._waits(rows, in_slot)):
             return None
         for request in rows:
             if not request.fed:
@@ -81,6 +84,18 @@ class Prefill:
                 chosen.append(request)
                 counts.append(takes)
         return Portion(chosen, counts, last, special(chosen, range(len(chosen))) if last else None)
+
+    def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
+        """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since
+        both read all weights; a slot that waits costs its share of a step. Half of what may be saved is risked."""
+        running = sum(r is not None and r.prefilled for r in in_slot)
+        if not self.patient or not running or any(r.fed for r in rows):
+            return False
+        self._waited += len(rows)
+        if 2 * self._waited <= running:
+            return True
+        self._waited = 0
+        return False
 
     def feed(self, portion: Portion) -> None:
         wanted = how(request.sampling for request in portion.requests) if portion.last else None

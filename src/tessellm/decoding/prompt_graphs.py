@@ -1,7 +1,7 @@
 """Prompts as graphs: passes over the ends of short prompts, whose kernels would take longer to start than to run.
 
-They come in few shapes: rows in powers of two, widths and cells in buckets, padded on the left. A shape is run as it
-is when it first comes, since many come once, and is captured when it comes again.
+They come in few shapes: rows in powers of two (some twice, if need be), widths and cells in buckets, padded on the
+left. A shape is run as it is when it first comes, since many come once, and is captured when it comes again.
 
 Shapes: B rows, T tokens of the widest row, X = 1 + 2 · width numbers that a row is given.
 """
@@ -78,17 +78,17 @@ def cut(slots: Sequence[int], token_BT: Tensor, position_BT: Tensor) -> list[Pie
     """A left-padded pass as pieces of few shapes."""
     pieces, first = [], 0
     counts = (position_BT >= 0).sum(1).tolist()
-    for rows in powers(len(slots)):
-        part = slice(first, first + rows)
-        count = max(counts[part])
+    for own, rows in shares(len(slots)):
+        at_B = torch.arange(first, first + rows).clamp_max(first + own - 1)  # the last one again and again
+        count = max(counts[first : first + own])
         width = bucket(count)
         given_BX = torch.zeros(rows, 1 + 2 * width, dtype=torch.long)
-        given_BX[:, 0] = torch.tensor(slots[part])
-        given_BX[:, 1 + width - count : 1 + width] = token_BT[part, -count:]
+        given_BX[:, 0] = torch.tensor(slots)[at_B]
+        given_BX[:, 1 + width - count : 1 + width] = token_BT[at_B, -count:]
         given_BX[:, 1 + width :] = -1
-        given_BX[:, 1 + 2 * width - count :] = position_BT[part, -count:]
-        pieces.append(Piece(given_BX, int(position_BT[part].max()) + 1))
-        first += rows
+        given_BX[:, 1 + 2 * width - count :] = position_BT[at_B, -count:]
+        pieces.append(Piece(given_BX, int(position_BT[at_B].max()) + 1))
+        first += own
     return pieces
 
 
@@ -100,9 +100,12 @@ def nothing(rows: int, length: int) -> Piece:
     return Piece(given_BX, length)
 
 
-def powers(number: int) -> list[int]:
-    """A number as a sum of powers of two, the largest first."""
-    return [1 << n for n in reversed(range(number.bit_length())) if number >> n & 1]
+def shares(rows: int) -> list[tuple[int, int]]:
+    """How many rows each piece takes, and has: powers of two, up to a quarter of them over."""
+    power = 1 << (rows - 1).bit_length()
+    if 3 * power <= 4 * rows:
+        return [(rows, power)]
+    return [(power // 2, power // 2), *shares(rows - power // 2)]
 
 
 def bucket(width: int) -> int:
