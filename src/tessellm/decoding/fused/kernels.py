@@ -37,7 +37,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
     CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, LOW_SPAN: tl.constexpr, NEXT_RANK: tl.constexpr,
     NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
     Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
@@ -46,7 +46,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     members' at a time; with NEXT_RANK the low of the layer that reads y comes along, a part a block. With SPLITS > 1
     partial sums go to y[split]; who reads them adds them up.
     """
-    let_next_begin(EARLY)
+    let_next_begin(LETS, 1)
     place = tl.program_id(0) // ROW_BLOCKS
     block, group, split = place * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
     row_R = tl.program_id(0) % ROW_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -69,6 +69,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     if held and NEXT_RANK > 0:
         down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
     wait_for_inputs(EARLY)
+    let_next_begin(LETS, 2)
     if RANK > 0:
         parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
         low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
@@ -91,6 +92,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
+    let_next_begin(LETS, 3)
     if RANK > 0 and (split == 0 or LOW_SPAN > 0):
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
@@ -117,11 +119,11 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, bias_table, rows, blocks, out_width, cap,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, LETS: tl.constexpr,
 ):  # fmt: skip
     """What linear_kernel does without deltas, for a row or few: products and sums in registers keep more of the memory
     busy. Grid: output rows / BLOCK_N, groups, splits of K."""
-    let_next_begin(EARLY)
+    let_next_begin(LETS, 1)
     place, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces: tl.constexpr = TABLE_N // BLOCK_N
     block, piece = place // pieces, place % pieces
@@ -144,10 +146,12 @@ def thin_kernel(  # type: ignore[no-untyped-def]
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
         if start == 0:
             wait_for_inputs(EARLY)
+            let_next_begin(LETS, 2)
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0).to(tl.float32)
         sum_RNK += x_RK[:, None, :] * w_NK.to(tl.float32)[None, :, :]
         if GLU > 0:
             up_RNK += x_RK[:, None, :] * u_NK.to(tl.float32)[None, :, :]
+    let_next_begin(LETS, 3)
     total_RN = tl.sum(sum_RNK, 2)
     up_RN = tl.sum(up_RNK, 2) if GLU > 0 else total_RN
     _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
@@ -179,11 +183,12 @@ def _finish(  # type: ignore[no-untyped-def]
 @triton.jit
 def embed_kernel(  # type: ignore[no-untyped-def]
     token_MB, table_M, gain_table, x_RK, h_RK, slots, scale, rows_a_gain, eps, gain_offset,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr, EARLY: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
 ):  # fmt: skip
     """x = scale · E[token], h = norm(x). Grid: slots, members."""
-    let_next_begin(EARLY)
+    let_next_begin(LETS, 1)
     wait_for_inputs(EARLY)
+    let_next_begin(LETS, 2)
     slot, member = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     row = member * slots + slot
@@ -201,11 +206,11 @@ def residual_kernel(  # type: ignore[no-untyped-def]
     x_RK, y_SRK, new_x_RK, h_RK, post_gains, next_gains, low_RL, down_MLK, rows, rows_a_gain, low_width, eps,
     gain_offset,
     K: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, POST: tl.constexpr, WEIGHT: tl.constexpr,
-    PIECE: tl.constexpr, EARLY: tl.constexpr,
+    PIECE: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
 ):  # fmt: skip
     """new x = x + y, y normalised first where the architecture does so; h = norm(new x) for what reads it next, and of
     deltas that read it low = A h, PIECE of its numbers a program. Grid: rows, pieces."""
-    let_next_begin(EARLY)
+    let_next_begin(LETS, 1)
     row, piece = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     k_K = tl.arange(0, BLOCK_K)
@@ -218,6 +223,7 @@ def residual_kernel(  # type: ignore[no-untyped-def]
         line_L = row // rows_a_gain * low_width + l_L
         down_LK = tl.load(down_MLK + line_L[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
     wait_for_inputs(EARLY)
+    let_next_begin(LETS, 2)
     y = tl.zeros((BLOCK_K,), tl.float32)
     for split in tl.static_range(SPLITS):
         y += tl.load(y_SRK + (split * rows + row) * K + k_K, mask=real_K, other=0.0).to(tl.float32)

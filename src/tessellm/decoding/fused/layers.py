@@ -145,7 +145,8 @@ def launch(
     grid = (out // layout.settings["BLOCK_N"] * row_blocks, groups, layout.splits)
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
-    common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings, **overlapping(x.device)}
+    common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
+    common |= overlapping(x.device, "thin" if layout.thin else "linear")
     if layout.thin:
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return

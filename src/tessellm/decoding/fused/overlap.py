@@ -14,18 +14,22 @@ import triton
 import triton.language as tl
 
 ALLOWED = True  # benchmarks/fused_pass.py measures what it brings
+KINDS = ("linear", "thin", "residual", "attention", "combine", "embed")
+EARLY = dict.fromkeys(KINDS, True)
+LETS = dict.fromkeys(KINDS, 1)
 
 
-def overlapping(device: torch.device) -> dict[str, Any]:
+def overlapping(device: torch.device, kind: str) -> dict[str, Any]:
     """What a launch is given beside its arguments."""
     able = ALLOWED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+    early = {"EARLY": True, "launch_pdl": True} if able and EARLY[kind] else {"EARLY": False}
+    return {**early, "LETS": LETS[kind] if able else 0}
 
 
 @triton.jit
-def let_next_begin(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The next launch may begin as soon as all programs of this one have."""
-    if EARLY:
+def let_next_begin(LETS: tl.constexpr, HERE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The next launch may begin as soon as all programs of this one have come here."""
+    if LETS == HERE:
         tl.extra.cuda.gdc_launch_dependents()
 
 
