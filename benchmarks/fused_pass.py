@@ -3,8 +3,8 @@
     python benchmarks/fused_pass.py                            one GPU, google/gemma-2-2b's shapes, two minutes
     TRITON_INTERPRET=1 python benchmarks/fused_pass.py --toy   that it runs, in Triton's interpreter
 
-Each line is one choice changed: launches that overlap, how much of the weights a waiting launch fetches, who makes what
-deltas need, cells of a split. Beside it is the time that reading all weights once takes.
+Each line is one choice changed: launches that overlap, who makes what deltas need, cells of a split, outputs of a
+program. Beside it is the time that reading all weights once takes.
 """
 
 from __future__ import annotations
@@ -29,34 +29,13 @@ from tessellm.files import write_text
 from tessellm.provenance import environment
 from tessellm.shared_tensors import unique_bytes
 
-SMALL = ("residual", "attention", "combine", "embed")
-AT_ONCE, STARTED, ENDING = 1, 2, 3
-
-
-def lets(big: int, small: int, **others: int) -> dict[tuple[Any, str], Any]:
-    every = {kind: small if kind in SMALL else big for kind in overlap.KINDS}
-    return {(overlap, "LETS"): {**every, **others}}
-
-
-def early(*kinds: str) -> dict[tuple[Any, str], Any]:
-    return {(overlap, "EARLY"): {kind: kind in kinds for kind in overlap.KINDS}}
-
-
 CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
-    "all at once": lets(AT_ONCE, AT_ONCE),
-    "in turn": {(overlap, "ALLOWED"): False},
-    "small early, linear in turn": early(*SMALL),
-    "small early, linear in turn and ending": {**early(*SMALL), **lets(ENDING, AT_ONCE)},
-    "linear early, small in turn": early("linear", "thin"),
-    "small lets when started": lets(AT_ONCE, STARTED),
-    "small lets when started, combine at once": lets(AT_ONCE, STARTED, combine=AT_ONCE),
-    "small lets when started, none ahead": {**lets(AT_ONCE, STARTED), (layers, "AHEAD"): 0},
-    "small lets when started, 1024 ahead": {**lets(AT_ONCE, STARTED), (layers, "AHEAD"): 1024},
-    "small lets when started, all ahead": {**lets(AT_ONCE, STARTED), (layers, "AHEAD"): 1 << 16},
-    "small started, linear ending": lets(ENDING, STARTED),
-    "small started, linear ending, 1024": {**lets(ENDING, STARTED), (layers, "AHEAD"): 1024},
-    "small at once, linear ending": lets(ENDING, AT_ONCE),
-    "linear ending, small in turn": {**early("linear", "thin"), **lets(ENDING, STARTED)},
+    "as it is": {},
+    "launches in turn": {(overlap, "ALLOWED"): False},
+    "norms make no low": {(decoder, "FEW_ROWS"): 0},
+    "128 cells a split": {(decoder, "FEWER_CELLS"): 128},
+    "blocks of 32 outputs": {(layers, "WIDEST_BLOCK"): 32},
+    "four programs a multiprocessor": {(layers, "PROGRAMS"): 528},
 }
 
 

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tessellm.decoding.bench.models import with_deltas
-from tessellm.decoding.fused import decoder, layers, overlap
+from tessellm.decoding.fused import decoder, layers
 from tessellm.decoding.slots import SlotCache
 
 KERNELS = ("attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel")
@@ -99,7 +99,7 @@ def main() -> None:
     kind, dtype, *passes = sys.argv[1:]
     shapes = [tuple(map(int, each.split("x"))) for each in passes]
     for module in (decoder, layers):
-        module.overlapping = lambda device, kind: {"EARLY": True, "launch_pdl": True, "LETS": overlap.LETS[kind]}  # type: ignore[assignment]
+        module.overlapping = lambda device, early=True: {"OVERLAP": True}  # type: ignore[assignment]
         for name in KERNELS:
             if hasattr(module, name):
                 setattr(module, name, Builder(getattr(module, name)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,22 @@ def _kernels(prof: Any) -> dict[str, tuple[int, float]]:
         path = Path(folder) / "trace.json"
         prof.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return own_times(event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+
+
+def own_times(events: Iterable[dict[str, Any]]) -> dict[str, tuple[int, float]]:
+    """By kernel and grid. One that began while an earlier one ran waited for it, so it counts from that one's end on:
+    together they are the time that the device was busy."""
     found: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            grid = event.get("args", {}).get("grid")
-            name = event["name"].split("<")[0].split("(")[0][:60]
-            key = f"{name} {'×'.join(map(str, grid))}" if grid else name
-            calls, micros = found[key]
-            found[key] = calls + 1, micros + float(event["dur"])
+    busy_until = 0.0
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        begin, end = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+        grid = event.get("args", {}).get("grid")
+        name = event["name"].split("<")[0].split("(")[0][:60]
+        key = f"{name} {'×'.join(map(str, grid))}" if grid else name
+        calls, micros = found[key]
+        found[key] = calls + 1, micros + max(0.0, end - max(begin, busy_until))
+        busy_until = max(busy_until, end)
     return found
 
 

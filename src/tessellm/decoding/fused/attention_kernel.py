@@ -15,16 +15,15 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     rows, slots, members, junk, cell_stride, head_stride, row_stride, window, scale, softcap, cells_a_split,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr,
-    IN_SPLITS: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
+    IN_SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences (member-major), key-value heads, splits of the cells.
 
     A program has all new tokens of its sequence: real ones first, at positions that follow one another, then padding at
     position −1. Its queries are those of the heads that share a key-value head, token by token, padded to QUERIES.
     """
-    let_next_begin(LETS, 1)
-    wait_for_inputs(EARLY)
-    let_next_begin(LETS, 2)
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
     sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = D // 2
     sharing: tl.constexpr = HEADS // KV_HEADS
@@ -141,11 +140,9 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 def combine_kernel(  # type: ignore[no-untyped-def]
     part_max, part_sum, part_found, found_RN, low_SRL, down_CK, rows, rows_a_member,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr, RANK: tl.constexpr, EARLY: tl.constexpr,
-    LETS: tl.constexpr,
+    TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr, RANK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The splits' parts into one; where deltas read it (RANK > 0), a head's part of their low. Grid: rows, heads."""
-    let_next_begin(LETS, 1)
     row, head = tl.program_id(0), tl.program_id(1)
     sharing: tl.constexpr = HEADS // KV_HEADS
     d_D = tl.arange(0, D)
@@ -153,8 +150,8 @@ def combine_kernel(  # type: ignore[no-untyped-def]
         r_L = tl.arange(0, RANK)
         line_L = row // rows_a_member * RANK + r_L
         down_LD = tl.load(down_CK + line_L[:, None] * (HEADS * D) + head * D + d_D[None, :])
-    wait_for_inputs(EARLY)
-    let_next_begin(LETS, 2)
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
     query = row % TOKENS * sharing + head % sharing
     s_S = tl.arange(0, PADDED_SPLITS)
     index_S = ((row // TOKENS * KV_HEADS + head // sharing) * SPLITS + s_S) * QUERIES + query

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .low_kernels import delta_of, down_block, low_of_rows, store_low, up_block
-from .overlap import fetch, let_next_begin, wait_for_inputs
+from .overlap import let_next_begin, wait_for_inputs
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
     CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, LOW_SPAN: tl.constexpr, NEXT_RANK: tl.constexpr,
     NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
     Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
@@ -46,7 +46,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     members' at a time; with NEXT_RANK the low of the layer that reads y comes along, a part a block. With SPLITS > 1
     partial sums go to y[split]; who reads them adds them up.
     """
-    let_next_begin(LETS, 1)
+    let_next_begin(OVERLAP)
     place = tl.program_id(0) // ROW_BLOCKS
     block, group, split = place * (BLOCK_N // TABLE_N), tl.program_id(1), tl.program_id(2)
     row_R = tl.program_id(0) % ROW_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -55,12 +55,8 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     span: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K  # whole blocks: loads stay aligned
     weight = _at(weight_table, group * blocks + block, pointer)
-    most: tl.constexpr = span if span < AHEAD else AHEAD
-    ahead_N = tl.minimum(most, K - split * span + n_N * 0) * (WEIGHT.primitive_bitwidth // 8)
-    fetch(weight + n_N * K + split * span, ahead_N, EARLY)
     if GLU > 0:
         up_weight = _at(up_weight_table, group * blocks + block, pointer)
-        fetch(up_weight + n_N * K + split * span, ahead_N, EARLY)
     held: tl.constexpr = BLOCK_R <= 16  # there is room to hold deltas' factors meanwhile
     if held and RANK > 0:
         up_NC = up_block(up_OC, block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
@@ -68,8 +64,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
     if held and NEXT_RANK > 0:
         down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
-    wait_for_inputs(EARLY)
-    let_next_begin(LETS, 2)
     if RANK > 0:
         parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
         low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
@@ -92,7 +86,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
-    let_next_begin(LETS, 3)
     if RANK > 0 and (split == 0 or LOW_SPAN > 0):
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
@@ -119,11 +112,10 @@ def thin_kernel(  # type: ignore[no-untyped-def]
     x_GRK, y_GRN, weight_table, up_weight_table, bias_table, rows, blocks, out_width, cap,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
-    EARLY: tl.constexpr, LETS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What linear_kernel does without deltas, for a row or few: products and sums in registers keep more of the memory
     busy. Grid: output rows / BLOCK_N, groups, splits of K."""
-    let_next_begin(LETS, 1)
     place, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces: tl.constexpr = TABLE_N // BLOCK_N
     block, piece = place // pieces, place % pieces
@@ -145,13 +137,12 @@ def thin_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
         if start == 0:
-            wait_for_inputs(EARLY)
-            let_next_begin(LETS, 2)
+            wait_for_inputs(OVERLAP)
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0).to(tl.float32)
         sum_RNK += x_RK[:, None, :] * w_NK.to(tl.float32)[None, :, :]
         if GLU > 0:
             up_RNK += x_RK[:, None, :] * u_NK.to(tl.float32)[None, :, :]
-    let_next_begin(LETS, 3)
+    let_next_begin(OVERLAP)
     total_RN = tl.sum(sum_RNK, 2)
     up_RN = tl.sum(up_RNK, 2) if GLU > 0 else total_RN
     _finish(y_GRN, total_RN, up_RN, bias_table, group, block, blocks, split, row_R, n_N, rows, out_width, cap,
@@ -183,12 +174,11 @@ def _finish(  # type: ignore[no-untyped-def]
 @triton.jit
 def embed_kernel(  # type: ignore[no-untyped-def]
     token_MB, table_M, gain_table, x_RK, h_RK, slots, scale, rows_a_gain, eps, gain_offset,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x = scale · E[token], h = norm(x). Grid: slots, members."""
-    let_next_begin(LETS, 1)
-    wait_for_inputs(EARLY)
-    let_next_begin(LETS, 2)
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
     slot, member = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     row = member * slots + slot
@@ -206,11 +196,10 @@ def residual_kernel(  # type: ignore[no-untyped-def]
     x_RK, y_SRK, new_x_RK, h_RK, post_gains, next_gains, low_RL, down_MLK, rows, rows_a_gain, low_width, eps,
     gain_offset,
     K: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, POST: tl.constexpr, WEIGHT: tl.constexpr,
-    PIECE: tl.constexpr, EARLY: tl.constexpr, LETS: tl.constexpr,
+    PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """new x = x + y, y normalised first where the architecture does so; h = norm(new x) for what reads it next, and of
     deltas that read it low = A h, PIECE of its numbers a program. Grid: rows, pieces."""
-    let_next_begin(LETS, 1)
     row, piece = tl.program_id(0), tl.program_id(1)
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     k_K = tl.arange(0, BLOCK_K)
@@ -222,8 +211,8 @@ def residual_kernel(  # type: ignore[no-untyped-def]
         l_L = piece * PIECE + tl.arange(0, PIECE)
         line_L = row // rows_a_gain * low_width + l_L
         down_LK = tl.load(down_MLK + line_L[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
-    wait_for_inputs(EARLY)
-    let_next_begin(LETS, 2)
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
     y = tl.zeros((BLOCK_K,), tl.float32)
     for split in tl.static_range(SPLITS):
         y += tl.load(y_SRK + (split * rows + row) * K + k_K, mask=real_K, other=0.0).to(tl.float32)

@@ -25,7 +25,6 @@ WIDEST_BLOCK = 64  # of output rows, for one program
 PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
 SHORTEST_SUM = 512  # but not into pieces shorter than this
 NO_DELTAS = {"MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "LOW_SPAN": 0, "NEXT_RANK": 0, "NEXT_CHUNK": 16}
-AHEAD = 512  # weights of each output row that a launch fetches while it waits for its inputs
 
 
 class FusedLinear:
@@ -146,7 +145,7 @@ def launch(
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
     common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
-    common |= overlapping(x.device, "thin" if layout.thin else "linear")
+    common |= overlapping(x.device, early=layout.thin)
     if layout.thin:
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return
@@ -162,5 +161,5 @@ def launch(
         sizes |= {"MEMBERS": members, "NEXT_RANK": made.deltas.rank, "NEXT_CHUNK": made.deltas.chunk}
     linear_kernel[grid](
         x, y, *tables, *own, *following, rows, out // BLOCK_N, out, cap or 1.0, width, rows // members,
-        ROW_BLOCKS=row_blocks, AHEAD=AHEAD, **sizes, **common,
+        ROW_BLOCKS=row_blocks, **sizes, **common,
     )  # fmt: skip
