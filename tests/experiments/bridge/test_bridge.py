@@ -145,7 +145,7 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     result = experiment.run(0, tmp_path, "full", log=said.append)
     content = result.write(tmp_path)
     ids = {claim["id"] for claim in content["claims"]}
-    assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2", "decodability-models"} <= ids
+    assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2"} <= ids
     assert (tmp_path / "bridge.png").is_file()
     assert content["tables"]["experts"] == first.tables["experts"]
     pairs = [pair for cell in content["tables"]["experts"] for pair in cell.get("pairs", [])]
@@ -158,6 +158,21 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
         (folder / "cells.json").write_text(damaged)
         with pytest.raises(CheckpointError, match=r"cells\.json is damaged, or another version's"):
             experiment.run(0, tmp_path, "full", log=said.append)
+
+
+def test_decodability_is_set_against_each_length():
+    """It was read on pairs: here they follow it exactly, and longer chains do not."""
+    models = []
+    for seed, (pairs, longer, known) in enumerate([(0.1, 0.9, 0.2), (0.3, 0.1, 0.4), (0.5, 0.8, 0.6), (0.7, 0.2, 0.8)]):
+        models.append({"seed": seed, "share": 0.5, "length": 2, "right": {"share": pairs}})
+        models.append({"seed": seed, "share": 0.5, "length": 3, "right": {"share": longer}})
+        models[-1]["decodability"] = {"score": known}
+    found = {claim.id: claim.value for claim in experiment.claims_of([], models)}
+    assert found["decodability-models-2"][0] == 1.0
+    assert found["decodability-models-3"][0] < 0
+    assert "decodability-experts" not in found
+    alike = [{**model, "right": {"share": 0.0}} for model in models]
+    assert not any(claim.id.startswith("decodability") for claim in experiment.claims_of([], alike))
 
 
 def interrupted(*_: object) -> None:

@@ -239,19 +239,26 @@ def claims_of(experts: list[dict[str, Any]], models: list[dict[str, Any]]) -> li
             at = crossing(points, level)
             text = f"chains of {length}: share of combinations at which one model draws level ({regime} experts)"
             claims.append(Claim(f"crossing-{regime}-{length}", text, "never" if at is None else at))
-    longest = [c for c in models if "decodability" in c]
-    if len(longest) >= 4:
-        found = correlation([c["right"]["share"] for c in longest], [c["decodability"]["score"] for c in longest])
-        text = (
-            f"single models ({len(longest)}): correlation of held-out right and decodability of the skill that is due"
-        )
-        claims.append(Claim("decodability-models", text, [round(found[k], 3) for k in ("pearson", "low", "high")]))
-    pairs = by_pair(experts)
-    if len(pairs) >= 4 and len({right for right, _ in pairs}) > 1:
-        found = correlation([right for right, _ in pairs], [knows for _, knows in pairs])
-        text = f"experts ({len(pairs)} pairs): correlation of composed right and the weaker expert's decodability"
-        claims.append(Claim("decodability-experts", text, [round(found[k], 3) for k in ("pearson", "low", "high")]))
-    return claims
+    for length in sorted({c["length"] for c in models}):
+        text = f"held-out chains of {length} right and decodability of the skill that is due in chains of 2"
+        claims += _correlated(f"decodability-models-{length}", "single models", by_model(models, length), text)
+    text = "composed right and the weaker expert's decodability"
+    return claims + _correlated("decodability-experts", "pairs of experts", by_pair(experts), text)
+
+
+def _correlated(name: str, whose: str, points: list[tuple[float, float]], text: str) -> list[Claim]:
+    """The correlation over points with its interval, where there is one."""
+    if len(points) < 4 or any(len(set(values)) == 1 for values in zip(*points, strict=True)):
+        return []
+    found = correlation([right for right, _ in points], [known for _, known in points])
+    value = [round(found[k], 3) for k in ("pearson", "low", "high")]
+    return [Claim(name, f"{len(points)} {whose}: correlation of {text}", value)]
+
+
+def by_model(models: list[dict[str, Any]], length: int) -> list[tuple[float, float]]:
+    """For every single model: share of held-out chains of a length right, and how well its layers tell what is due."""
+    known = {(c["seed"], c["share"]): c["decodability"]["score"] for c in models if "decodability" in c}
+    return [(c["right"]["share"], known[c["seed"], c["share"]]) for c in models if c["length"] == length]
 
 
 def by_pair(experts: list[dict[str, Any]]) -> list[tuple[float, float]]:
@@ -274,15 +281,10 @@ def draw(experts: list[dict[str, Any]], models: list[dict[str, Any]], out: Path)
         ax.set_ylim(-0.02, 1.02)
         ax.legend(fontsize=7)
         caption(ax, f"Chains of {length}", "share of combinations trained on", "held-out combinations right")
-    known = [c for c in models if "decodability" in c]
-    axes[-1].scatter(
-        [c["decodability"]["score"] for c in known],
-        [c["right"]["share"] for c in known],
-        color=COLOURS[1],
-        label="one model",
-    )
+    known = by_model(models, lengths[0])
+    axes[-1].scatter([k for _, k in known], [r for r, _ in known], color=COLOURS[1], label="one model")
     pairs = by_pair(experts)
     axes[-1].scatter([k for _, k in pairs], [r for r, _ in pairs], s=12, color=COLOURS[0], label="pair of experts")
     axes[-1].legend(fontsize=7)
-    caption(axes[-1], "What the layers know", "decodability of whose turn it is", "held-out combinations right")
+    caption(axes[-1], "What the layers know", "decodability of whose turn it is", "held-out chains of 2 right")
     return save(figure, out, "bridge")
