@@ -68,8 +68,7 @@ def test_reads_what_a_request_has_written_since() -> None:
     lookup, request = Lookup(into=None), Request([1, 2, 3], Sampling(max_new_tokens=4))  # type: ignore[arg-type]
     assert lookup.kind(request) is None
     assert lookup.first(request) is None
-    request.receive(1, 0.0)
-    request.receive(2, 0.0)
+    request.receive([1, 2], [0.0, 0.0])
     assert lookup.kind(request) == -1
     assert lookup.first(request) == 3
     request.asked = 2

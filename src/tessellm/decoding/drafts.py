@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -43,29 +42,37 @@ class Drafter(Protocol):
 
 
 class Text:
-    """A text that grows; where in it each short run of tokens was last followed by something; and where it is copying
-    from. A copy that changes a token goes on behind that token, which no run of tokens would find."""
+    """A text that grows; where in it each token and pair of tokens was last followed by something; and where it is
+    copying from. A copy that changes a token goes on behind that token, which no run of tokens would find."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._next: dict[tuple[int, ...], int] = {}
-        self._ends: list[tuple[int, ...]] = []  # the last token, the last two, …
+        self._after: dict[int, int] = {}  # a token, and the last place behind it
+        self._after_pair: dict[tuple[int, int], int] = {}
+        self._before: list[int] = []  # from each place behind a pair to the one before it; −1: none
         self._found = (0, 0)  # how many tokens of the text's end were found before, and where what came next begins
         self._source: int | None = None  # what comes next, if the text goes on copying
         self._misses = 0  # tokens in a row that were not as copied
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            end = len(self.tokens)
-            for run in self._ends:
-                self._next[run] = end
+            self._note_end()
             self._copy(token)
             self.tokens.append(token)
-            self._ends = [(token,), *[(*run, token) for run in self._ends[: LONGEST_MATCH - 1]]]
             if self._source is None or self._misses:
                 self._found = size, start = self._find()
                 if (size >= SHORTEST_COPY and self._source is None) or size == LONGEST_MATCH:
                     self._source, self._misses = start, 0
+
+    def _note_end(self) -> None:
+        """Something follows the text's end now."""
+        end, before = len(self.tokens), -1
+        if end:
+            self._after[self.tokens[-1]] = end
+        if end > 1:
+            pair = self.tokens[-2], self.tokens[-1]
+            before, self._after_pair[pair] = self._after_pair.get(pair, -1), end
+        self._before.append(before)
 
     def _copy(self, token: int) -> None:
         if self._source is not None:
@@ -73,10 +80,21 @@ class Text:
             self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
     def _find(self) -> tuple[int, int]:
-        for run in reversed(self._ends):
-            if run in self._next:
-                return len(run), self._next[run]
-        return 0, 0
+        """The longest end that was seen before, the latest time."""
+        tokens, best = self.tokens, (0, 0)
+        place = self._after_pair.get((tokens[-2], tokens[-1]), -1) if len(tokens) > 1 else -1
+        if place < 0:
+            return (1, self._after[tokens[-1]]) if tokens[-1] in self._after else best
+        while place >= 0:
+            size = 2
+            while size < min(place, LONGEST_MATCH) and tokens[place - size - 1] == tokens[-size - 1]:
+                size += 1
+            if size > best[0]:
+                best = size, place
+            if size == LONGEST_MATCH:
+                break
+            place = self._before[place]
+        return best
 
     def match(self) -> tuple[int, int]:
         """What kind of draft there is, and where it begins. 0: none; −1, −2, …: from what is being copied, after none,
@@ -86,6 +104,8 @@ class Text:
     def follow(self, start: int, length: int) -> list[int]:
         """The tokens from there on; past the text's end it goes on with what it has just copied."""
         period = len(self.tokens) - start
+        if length <= period:
+            return self.tokens[start : start + length]
         return [self.tokens[start + i % period] for i in range(length)]
 
 
@@ -94,13 +114,12 @@ class Lookup:
 
     def __init__(self, into: Verification) -> None:
         self.into = into
-        self._texts: WeakKeyDictionary[Request, Text] = WeakKeyDictionary()
 
     def text(self, request: Request) -> Text:
-        if request not in self._texts:
-            self._texts[request] = Text()
-            self._texts[request].grow(request.prompt)
-        text = self._texts[request]
+        if request.text is None:
+            request.text = Text()
+            request.text.grow(request.prompt)
+        text: Text = request.text
         known = len(text.tokens) - len(request.prompt)
         if known < len(request.tokens):
             text.grow(request.tokens[known:])

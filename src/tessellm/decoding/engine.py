@@ -25,12 +25,12 @@ from .requests import Request
 from .sampling import Sampling, how
 from .self_check import check, refuse_unknown
 from .speculation import Speculation, Speculator
-from .steps import Steps, make_steps
+from .steps import Steps, Written, make_steps
 from .voices import Special, Voice, Watcher, special
 
 CONTEXT = 4096  # cells a slot, where neither the user nor the members say
-
-Arriving = tuple[list[Request], Callable[[], tuple[list[int], list[float]]], Special | None]
+NO_ENDS: frozenset[int] = frozenset()
+Arriving = tuple[list[Request], Callable[[], Written], Special | None]
 
 
 class Engine:
@@ -205,7 +205,7 @@ class Engine:
         asked = special(running, slots)
         try:
             if drafter:
-                self._receive(running, *drafter.decode(running, rows))
+                self._receive(running, drafter.decode(running, rows))
                 return
             cells = max(len(r.prompt) + r.asked for r in running)
             self.steps.decode(rows, cells, how(r.sampling for r in running), asked)
@@ -225,13 +225,11 @@ class Engine:
             if request.asked == request.sampling.max_new_tokens:
                 self._free(request)
 
-    def _receive(self, requests: list[Request], tokens: list[list[int]], logprobs: list[list[float]]) -> None:
+    def _receive(self, requests: list[Request], written: Written) -> None:
         """Note several tokens each that are here already."""
-        owners = [request for request, own in zip(requests, tokens, strict=True) for _ in own]
-        arrived = [token for own in tokens for token in own], [logprob for own in logprobs for logprob in own]
-        self._arriving.append((owners, lambda: arrived, None))
-        for request in owners:
-            request.asked += 1
+        self._arriving.append((requests, lambda: written, None))
+        for request, tokens in zip(requests, written[0], strict=True):
+            request.asked += len(tokens)
 
     def _arrivals(self, lag: int) -> list[Request]:
         """What came, but for so many passes that may still be on their way."""
@@ -240,22 +238,25 @@ class Engine:
             arrived += self._collect(*self._arriving.popleft())
         return arrived
 
-    def _collect(
-        self, requests: list[Request], fetch: Callable[[], tuple[list[int], list[float]]], asked: Special | None
-    ) -> list[Request]:
+    def _collect(self, requests: list[Request], fetch: Callable[[], Written], asked: Special | None) -> list[Request]:
         arrived = []
         views = asked.views() if asked else {}
-        for request, token, logprob in zip(requests, *fetch(), strict=True):
+        for request, tokens, logprobs in zip(requests, *fetch(), strict=True):
             if request.done:
-                continue  # it ended while this token was on its way
-            request.receive(token, logprob)
+                continue  # it ended while these were on their way
+            ends = NO_ENDS if request.sampling.ignore_end else (request.voice or self).ends
+            left = request.sampling.max_new_tokens - len(request.tokens)
+            if not ends.isdisjoint(tokens) or math.isnan(sum(logprobs)):
+                ended = (n for n, (t, p) in enumerate(zip(tokens, logprobs, strict=True), 1) if t in ends or p != p)
+                left = min(left, next(ended))
+            request.receive(tokens[:left], logprobs[:left])
             if request in views:
                 request.seen.append(views[request])
-            if math.isnan(logprob):
+            if math.isnan(request.logprobs[-1]):
                 request.finish(
                     "error", f"a member computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
                 )
-            elif token in (request.voice or self).ends and not request.sampling.ignore_end:
+            elif request.tokens[-1] in ends:
                 request.finish("stop")
             elif len(request.tokens) == request.sampling.max_new_tokens:
                 request.finish("length")

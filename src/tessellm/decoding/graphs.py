@@ -16,7 +16,7 @@ from torch import Tensor
 from .compiled_rule import CompiledRule
 from .device import SlotState
 from .prompt_graphs import Piece, PromptGraphs, Shape, cut, nothing
-from .steps import Steps
+from .steps import Steps, Written
 from .voices import Special
 
 if TYPE_CHECKING:
@@ -155,17 +155,18 @@ class GraphSteps(Steps):
         end.synchronize()
         self.graph_seconds[key] = min(self.graph_seconds.get(key, float("inf")), start.elapsed_time(end) / 1e3)
 
-    def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
-        tokens, logprobs = (
+    def fetch(self, slots: Sequence[int]) -> Callable[[], Written]:
+        tokens_S, logprobs_S = (
             torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True).copy_(buffer, non_blocking=True)
             for buffer in (self.state.token_S, self.state.logprob_S)
         )
         arrived = torch.cuda.Event()
         arrived.record()
 
-        def wait() -> tuple[list[int], list[float]]:
+        def wait() -> Written:
             arrived.synchronize()
-            return tokens[list(slots)].tolist(), logprobs[list(slots)].tolist()
+            tokens, logprobs = tokens_S.tolist(), logprobs_S.tolist()
+            return [[tokens[slot]] for slot in slots], [[logprobs[slot]] for slot in slots]
 
         return wait
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 from .requests import Request
 
@@ -39,28 +38,32 @@ class Count:
         self.right, self.judged = self.right * keep + right, self.judged * keep + judged
 
 
+NONE = Count()
+
+
 class Chances:
     """How likely the next token of a draft is right: by kind of draft, for all requests and for each."""
 
     def __init__(self) -> None:
         self._all: dict[int, Count] = {}
-        self._own: WeakKeyDictionary[Request, dict[int, Count]] = WeakKeyDictionary()
 
     def of(self, request: Request, kind: int) -> float:
-        every = self._all.get(kind, Count())
-        own = self._own.get(request, {}).get(kind, Count())
+        every, own = self._all.get(kind, NONE), request.chances.get(kind, NONE)
         overall = (every.right + HOPED) / (every.judged + OF)
-        return (own.right + PRIOR * overall) / (own.judged + PRIOR)
+        chance: float = (own.right + PRIOR * overall) / (own.judged + PRIOR)
+        return chance
 
     def note(self, request: Request, kind: int, right: int, drafted: int) -> None:
         """Of a draft, the first `right` tokens were: those behind the first wrong one say nothing."""
         judged = min(right + 1, drafted)
-        self._all.setdefault(kind, Count()).add(right, judged, FORGET_ALL)
-        self._own.setdefault(request, {}).setdefault(kind, Count()).add(right, judged, FORGET_REQUEST)
+        for counts, keep in ((self._all, FORGET_ALL), (request.chances, FORGET_REQUEST)):
+            if kind not in counts:
+                counts[kind] = Count()
+            counts[kind].add(right, judged, keep)
 
     def fade(self, request: Request, kind: int) -> None:
         """No draft was made, so nothing was learnt: what was known counts less, and drafts are tried again some day."""
-        for count in (self._all.get(kind), self._own.get(request, {}).get(kind)):
+        for count in (self._all.get(kind), request.chances.get(kind)):
             if count is not None:
                 count.add(0, 0, FADE)
 

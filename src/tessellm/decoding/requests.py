@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -33,6 +34,8 @@ class Request:
     fed: int = 0  # how much of the prompt is in the cache
     searched: int = 0  # how many of its tokens were searched for stop texts
     asked: int = 0  # tokens that were asked of the device, some of them perhaps not yet here
+    text: Any = None  # what drafts are looked up in
+    chances: dict[int, Any] = field(default_factory=dict)  # how often drafts of each kind were right
 
     @property
     def done(self) -> bool:
@@ -45,8 +48,8 @@ class Request:
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason, self.error = reason, error
 
-    def receive(self, token: int, logprob: float) -> None:
+    def receive(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         if self.first_token is None:
             self.first_token = time.monotonic()
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
+        self.tokens += tokens
+        self.logprobs += logprobs

@@ -20,13 +20,12 @@ from .drafts import Alone, Drafter, Lookup, room
 from .pace import Chances, Pace
 from .requests import Request
 from .sampling import how
-from .steps import Steps
+from .steps import Steps, Written
 from .verification import Verification
 
 PATIENCE = 16  # passes in a row for which drafts did not pay
 CELLS_APART = 64  # that are looked at when all passes are prepared
 REST = 16  # steps after them that think of none
-Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -144,8 +143,7 @@ class Speculator:
 
     def _plain(self, running: Sequence[Request], rows: int, cells: int, asked_how: str) -> Written:
         self.steps.decode(rows, cells, asked_how)
-        tokens, logprobs = self.steps.fetch(_slots(running))()
-        return [[token] for token in tokens], [[logprob] for logprob in logprobs]
+        return self.steps.fetch(_slots(running))()
 
     def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, room(request))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .drafts import Alone
     from .verification import Verification
 
+Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
+
 
 class Steps:
     """Runs prefill and decoding passes; fetches what they chose."""
@@ -67,10 +69,10 @@ class Steps:
         found: list[Any] = buffer.tolist()
         return found
 
-    def fetch(self, slots: Sequence[int]) -> Callable[[], tuple[list[int], list[float]]]:
+    def fetch(self, slots: Sequence[int]) -> Callable[[], Written]:
         """The tokens just chosen in these slots and their log-probabilities, when asked for."""
-        tokens, logprobs = self.state.token_S[slots], self.state.logprob_S[slots]
-        return lambda: (tokens.tolist(), logprobs.tolist())
+        tokens_B1, logprobs_B1 = self.state.token_S[slots, None], self.state.logprob_S[slots, None]
+        return lambda: (tokens_B1.tolist(), logprobs_B1.tolist())
 
     def worth_moving(self, rows: int, needed: int) -> bool:
         return needed < rows
