@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from speculation import GAIN
+from speculation import GAIN, alike, exactly_sampled
 from tessellm.experiments.claims import Claim, at_least, at_most
 
 Tables = Mapping[str, Any]
+KINDS = {"greedy": "greedy texts", "seeds": "sampled texts, in float32 and with the same seeds,"}
 
 
 def claims(tables: Tables) -> list[Claim]:
@@ -74,13 +75,16 @@ def equality(tables: Tables) -> list[Callable[[], Claim]]:
 def speculation(tables: Tables) -> list[Callable[[], Claim]]:
     drafted = {name: row for name, row in tables.items() if name.startswith("speculation")}
     found: list[Callable[[], Claim]] = []
-    for kind in ("greedy", "sampled") if drafted else ():
-        same = all(row[f"identical_{kind}"] for row in drafted.values())
-        statement = f"trained members: {kind} texts with and without drafts are the same"
-        found.append(partial(Claim, f"speculation-{kind}", statement, same, "in every case", same))
+    for kind, held in (("greedy", drafted), ("seeds", exactly_sampled(drafted))):
+        same = all(row["identical_greedy" if kind == "greedy" else "identical_sampled"] for row in held.values())
+        statement = f"trained members: {KINDS[kind]} with and without drafts are the same"
+        if held:
+            found.append(partial(Claim, f"speculation-{kind}", statement, same, "in every case", same))
     for batch in (1, 4, 16):
-        ratios = [row["ratio"] for name, row in drafted.items() if name.endswith(f"batch {batch}")]
+        rows = [row for name, row in drafted.items() if name.endswith(f"batch {batch}")]
         statement = f"trained members, batch {batch}: tokens a second over the same engine without drafts"
-        if ratios:
-            found.append(partial(at_least, f"speculation-{batch}", statement, max(ratios), GAIN))
+        if rows:
+            ratio = max(row["ratio"] for row in rows)
+            found.append(partial(at_least, f"speculation-{batch}", statement, ratio, GAIN))
+            found.append(partial(alike, f"speculation-sampled-{batch}", batch, rows))
     return found

@@ -3,9 +3,9 @@
 The demo's letter models, with longer strings: a base that copies its prompt and experts that each replace a letter. On
 a GPU they are wide, so that a step reads weights for most of its time, as a step of real models does, and in bfloat16;
 strings are long, since reading a prompt takes as long as many steps; and of one length, which is learnt quickly.
-Texts must be the same at every batch size: greedy, and sampled with the same seeds. In bfloat16 a pass over several
-tokens rounds differently from one over a single token, so where texts part, it is told how near to a tie that was.
-On a CPU with one thread:
+Greedy texts must be the same at every batch size; where they part, it is told how near to a tie that was. Sampled ones
+must have one distribution (a chi-square test on short texts with other seeds), and in float32 be the same for the same
+seeds: in bfloat16 a pass over several tokens rounds differently from one over a single token. On a CPU with one thread:
 
     python benchmarks/speculation.py [--device cuda] [--rounds 3] [--members FOLDER]
 
@@ -18,7 +18,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from transformers import LlamaForCausalLM
 
 import tessellm
 from reference_overhead import RESULTS
+from tessellm.decoding.bench.distribution import Draws, compared, warm_draws
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.claims import Claim, Result, at_least
 from tessellm.experiments.demo.letters import (
     END_OF_PROMPT,
     EOS,
@@ -42,6 +44,7 @@ from tessellm.experiments.demo.letters import (
     sample_strings,
     train_base,
 )
+from watched import Watched
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
 LARGE = LetterSettings(  # for a GPU
@@ -53,6 +56,10 @@ LARGE_BATCHES = {1: 4, 4: 16, 16: 64}  # of those for a GPU
 DRAFTS = ("lookup", "member:base")
 RULES = ("evidence", "product")
 GAIN = 1.6
+DRAWS = {1: 400, 4: 1200, 16: 2400}  # short sampled texts at each batch
+WRITTEN = 8  # tokens of the answer that they go on from
+CELLS = 512  # of their slots
+LEAST_P = 1e-3
 
 
 def settings_for(device: str, steps: int | None = None) -> LetterSettings:
@@ -133,51 +140,16 @@ def parted(plain: Sequence[Request], drafted: Sequence[Request]) -> list[float]:
     return found
 
 
-@dataclass
-class Watched:
-    """An engine, and what its timed runs did: seconds, passes, and what the device was given."""
+@lru_cache(maxsize=1)
+def without_drafts(model: Any, prompt: tuple[int, ...]) -> Draws:
+    return warm_draws(Engine(model, slots=16, context=CELLS), prompt, max(DRAWS.values()))
 
-    engine: Engine
-    seconds: list[float] = field(default_factory=list)
-    busy: float = 0.0
-    steps: int = 0
 
-    def run(self, prompts: list[list[int]], asked: Any) -> list[Request]:
-        """One run through the engine; on a CPU in seconds of its one thread, whatever else the machine does."""
-        clock = time.process_time if self.engine.state.device.type == "cpu" else time.perf_counter
-        before, self.engine.steps.busy_seconds = clock(), 0.0
-        self.engine.prefixes.forget()
-        requests = [self.engine.submit(prompt, each) for prompt, each in zip(prompts, asked, strict=True)]
-        while not all(request.done for request in requests):
-            self.engine.step()
-            self.steps += 1
-        self.seconds.append(clock() - before)
-        self.busy += self.engine.steps.busy_seconds
-        return requests
-
-    def decoding(self, prompts: list[list[int]], asked: Sampling) -> float:
-        """Tokens a second after prompts were read; as many prompts at a time as there are slots."""
-        clock = time.process_time if self.engine.state.device.type == "cpu" else time.perf_counter
-        seconds, written, slots = 0.0, 0, len(self.engine.in_slot)
-        for first in range(0, len(prompts), slots):
-            self.engine.prefixes.forget()
-            requests = [self.engine.submit(prompt, asked) for prompt in prompts[first : first + slots]]
-            while not all(request.tokens for request in requests):
-                self.engine.step()
-            start, before = clock(), sum(len(request.tokens) for request in requests)
-            while not all(request.done for request in requests):
-                self.engine.step()
-            seconds += clock() - start
-            written += sum(len(request.tokens) for request in requests) - before
-        return written / seconds
-
-    def forget(self) -> None:
-        self.seconds, self.busy, self.steps = [], 0.0, 0
-
-    def told(self) -> dict[str, float]:
-        """Milliseconds a step of the engine, prompts included; of those, what graphs kept the device busy for."""
-        found = {"ms_a_step": 1e3 * sum(self.seconds) / self.steps, "steps_a_run": self.steps / len(self.seconds)}
-        return {**found, "graphs_ms_a_step": 1e3 * self.busy / self.steps} if self.busy else found
+def distribution(model: Any, batch: int, draft: str, prompt: Sequence[int]) -> dict[str, float]:
+    """Whether sampled texts with drafts, always of three tokens, have the distribution of those without."""
+    without = without_drafts(model, tuple(prompt))
+    engine = Engine(model, slots=batch, context=CELLS, speculation=Speculation(draft, 3, adaptive=False))
+    return compared(engine, without, DRAWS[batch])
 
 
 def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds: int) -> dict[str, Any]:
@@ -205,6 +177,7 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
     decoded = [[each.decoding(prompts, greedy[0]) for each in both] for _ in range(rounds)]
     written = sum(len(request.tokens) for request in expected)
     after = _prepared(both)
+    begun = [*prompts[0], *expected[0].tokens[:WRITTEN]]
     return {
         "plain_tokens_a_second": written / statistics.median(plain.seconds),
         "drafting_tokens_a_second": written / statistics.median(drafting.seconds),
@@ -226,13 +199,16 @@ def compare(model: Any, batch: int, draft: str, prompts: list[list[int]], rounds
         "apart_sampled": len(sampled),
         "identical_greedy": not apart,
         "identical_sampled": not sampled,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "sampled": distribution(model, batch, draft, begun),
     }
 
 
 def in_words(draft: str, batch: int, row: dict[str, Any]) -> str:
     return (
         f"{draft}, batch {batch}: {row['plain_tokens_a_second']:.0f} → {row['drafting_tokens_a_second']:.0f} tokens/s, "
-        f"{row['ratio']:.2f} ×; decoding alone {row['decoding_ratio']:.2f} ×; {row['drafting']}; without {row['plain']}"
+        f"{row['ratio']:.2f} ×; decoding alone {row['decoding_ratio']:.2f} ×; sampled alike: p = "
+        f"{row['sampled']['p_value']:.3f}; {row['drafting']}; without {row['plain']}"
     )
 
 
@@ -278,19 +254,28 @@ def main() -> None:
         print(f"{claim.id:>40}: {claim.value}   {claim.target or ''}")
 
 
+def exactly_sampled(cases: dict[str, Any]) -> dict[str, Any]:
+    """Those where the same seeds must write the same texts."""
+    return {case: row for case, row in cases.items() if row["dtype"] == "float32"}
+
+
+def alike(name: str, batch: int, rows: Sequence[dict[str, Any]]) -> Claim:
+    """What the tests of sampled texts say at a batch size."""
+    statement = f"batch {batch}: the least p-value that sampled texts with and without drafts have one distribution"
+    return at_least(name, statement, min(row["sampled"]["p_value"] for row in rows), LEAST_P)
+
+
 def claims(tables: dict[str, Any]) -> list[Claim]:
     cases = {case: row for case, row in tables.items() if isinstance(row, dict)}
-    found = [
-        Claim(
-            f"same {kind} tokens",
-            f"{kind} texts with and without drafts are the same",
-            same,
-            "in every case",
-            same,
-        )
-        for kind in ("greedy", "sampled")
-        for same in [all(row[f"identical_{kind}"] for row in cases.values())]
-    ]
+    found = []
+    for kind, held in (("greedy", cases), ("sampled", exactly_sampled(cases))):
+        same = all(row[f"identical_{kind}"] for row in held.values())
+        if held:
+            statement = f"{kind} texts with and without drafts are the same"
+            found.append(Claim(f"same {kind} tokens", statement, same, "in every case", same))
+    for batch in BATCHES:
+        rows = [row for case, row in cases.items() if case.endswith(f"batch {batch}")]
+        found.append(alike(f"sampled alike, batch {batch}", batch, rows))
     for rule in (each for each in RULES if f"{each}, right strings" in tables):
         for batch in BATCHES:
             ratio = {draft: cases[f"{rule}, {draft}, batch {batch}"]["ratio"] for draft in DRAFTS}
