@@ -31,6 +31,9 @@ MOST_MISSES = 2  # tokens in a row that a copy may change
 class Drafter(Protocol):
     """Writes drafts into a verification's buffers."""
 
+    def read(self, requests: Sequence[Request]) -> None:
+        """The device is reading their prompts now, and the host waits."""
+
     def kind(self, request: Request) -> int | None:
         """What kind of draft there is for this request; None: none."""
 
@@ -115,6 +118,10 @@ class Lookup:
     def __init__(self, into: Verification) -> None:
         self.into = into
 
+    def read(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.text(request)
+
     def text(self, request: Request) -> Text:
         if request.text is None:
             request.text = Text()
@@ -155,6 +162,9 @@ class Alone:
         if len(self.home.members) > 1:
             cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
             self.group = one_member(model, name, cache)
+
+    def read(self, requests: Sequence[Request]) -> None:
+        pass
 
     def kind(self, request: Request) -> int | None:
         return 0

@@ -189,6 +189,8 @@ class Engine:
             return
         if portion.last:
             self._expect(portion.requests, portion.slots, portion.asked)
+            if self.speculator:
+                self.speculator.drafter.read(portion.requests)  # while the device does, too
 
     def _give_up(self, request: Request, why: str, error: torch.OutOfMemoryError) -> None:
         request.finish("error", f"{why}. Use fewer slots or a smaller context. ({str(error).splitlines()[0]})")
