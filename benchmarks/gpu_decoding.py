@@ -140,20 +140,16 @@ class Bench:
     def speculation(self, draft: str, batch: int) -> dict[str, Any]:
         if "trained" not in self.kept:
             settings = trained_speculation.settings_for(self.device, self.steps)
-            began = time.perf_counter()
-            self.kept["trained"] = trained_speculation.composition("evidence", 0, settings, self.members, self.device)
-            print(f"  trained members in {time.perf_counter() - began:.0f} s", flush=True)
-            model, prompts = self.kept["trained"]
-            asked = Sampling(trained_speculation.room(prompts))
-            right = trained_speculation.right_strings(
-                Engine(model, slots=16).generate(prompts, asked), trained_speculation.strings(0, settings)
-            )
+            model, prompts = trained_speculation.composition("evidence", 0, settings, self.members, self.device)
+            found = Engine(model, slots=16).generate(prompts, Sampling(trained_speculation.room(prompts)))
+            right = trained_speculation.right_strings(found, trained_speculation.strings(0, settings))
             print(f"  {right:.0%} of the strings are right", flush=True)
-            self.kept["right strings"] = right
+            self.kept |= {"trained": (model, prompts), "right strings": right}
         model, prompts = self.kept["trained"]
-        found = trained_speculation.compare(model, batch, draft, prompts[: self.counts[batch]], self.rounds)
-        print(f"  {trained_speculation.in_words(draft, batch, found)}", flush=True)
-        return {**found, "right_strings": self.kept["right strings"]}
+        own = prompts[: self.counts[batch]]
+        row = trained_speculation.compare(model, batch, draft, own, self.rounds, draws=self.loops)
+        print(f"  {trained_speculation.in_words(draft, batch, row)}", flush=True)
+        return {**row, "right_strings": self.kept["right strings"]}
 
 
 def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -226,7 +222,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, help="fewer than the shapes have")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new", type=int, default=64, help="tokens after each prompt")
-    parser.add_argument("--no-loops", action="store_true")
+    parser.add_argument("--no-loops", action="store_true", help="nor draws of sampled texts: to compile what is needed")
     parser.add_argument("--quick", action="store_true", help="short contexts, little training: to see that it runs")
     parser.add_argument("--only", action="append", help="items by name; all without it")
     parser.add_argument("--seconds", type=float, default=450, help="nothing begins later than this")
