@@ -43,6 +43,7 @@ class SlotState:
         self.temperature_S = torch.zeros(slots, device=device)
         self.top_p_S = torch.ones(slots, device=device)
         self.seed_S = torch.zeros(slots, dtype=torch.long, device=device)
+        self._asked = [(0.0, 1.0, 0)] * slots  # what the last three hold, as the host knows
         self.logprob_S = torch.zeros(slots, device=device)
         self.passes = PlainRule(model.rule)  # a GPU's steps put a compiled one here
         self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
@@ -172,12 +173,15 @@ class SlotState:
         self.logprob_S[slots] = logprob_B.float()
 
     def enter(self, request: Request) -> None:
-        """What a request asks for, into its slot."""
+        """What a request asks for, into its slot, as far as it is not there: each number is a launch on a GPU."""
         slot, sampling = request.slot, request.sampling
-        self.position_S[slot] = -1
-        self.temperature_S[slot] = sampling.temperature
-        self.top_p_S[slot] = sampling.top_p
-        self.seed_S[slot] = sampling.seed
+        assert slot is not None
+        asked = sampling.temperature, sampling.top_p, sampling.seed
+        buffers = self.temperature_S, self.top_p_S, self.seed_S
+        for buffer, old, new in zip(buffers, self._asked[slot], asked, strict=True):
+            if old != new:
+                buffer[slot] = new
+        self._asked[slot] = asked
 
     def leave(self, slot: int) -> None:
         self.position_S[slot] = -1
@@ -186,6 +190,7 @@ class SlotState:
         """A running sequence into another slot."""
         for buffer in self.buffers:
             buffer[target] = buffer[source]
+        self._asked[target] = self._asked[source]
         self.copy_cells(source, target, cells)
         self.leave(source)
 

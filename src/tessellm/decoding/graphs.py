@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .compiled_rule import CompiledRule
 from .device import SlotState
-from .prompt_graphs import Piece, PromptGraphs, Shape, cut, nothing
+from .prompt_graphs import Piece, PromptGraphs, Shape, cut, nothing, shares
 from .steps import Steps, Written
 from .voices import Special
 
@@ -69,8 +69,8 @@ class GraphSteps(Steps):
     @torch.inference_mode()
     def ready_prompts(self, lengths: Sequence[int], how: str) -> None:
         """Passes over padding alone write to no slot's cells, and _capture puts the rest back."""
-        powers = [1 << n for n in range(len(self.state.token_S).bit_length())]
-        for piece in (nothing(rows, length) for length in lengths for rows in powers):
+        at_once = {rows for count in range(1, len(self.state.token_S) + 1) for _, rows in shares(count)}
+        for piece in (nothing(rows, length) for length in lengths for rows in sorted(at_once)):
             if self.prompts.takes(piece):
                 self.prompts.put(piece, self.on_device)
                 self._known(self.prompts.feed, *self._shape(piece, how))

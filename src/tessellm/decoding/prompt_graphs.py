@@ -93,10 +93,9 @@ def cut(slots: Sequence[int], token_BT: Tensor, position_BT: Tensor) -> list[Pie
 
 
 def nothing(rows: int, length: int) -> Piece:
-    """A piece for prompts of that length, of padding alone."""
-    given_BX = torch.full((rows, 1 + 2 * bucket(length)), -1)
-    given_BX[:, 0] = torch.arange(rows)
-    given_BX[:, 1 : 1 + bucket(length)] = 0
+    """A piece for prompts of that length, of padding alone, all of it for the first slot."""
+    given_BX = torch.zeros(rows, 1 + 2 * bucket(length), dtype=torch.long)
+    given_BX[:, 1 + bucket(length) :] = -1
     return Piece(given_BX, length)
 
 
