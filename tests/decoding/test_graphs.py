@@ -77,6 +77,7 @@ def test_what_was_prepared_is_not_captured_in_the_middle_of_a_text(draft: str) -
     assert engine.speculator is not None
     engine.generate(given[:1], Sampling(2))
     engine.speculator.prepare(max(map(len, given)), 120, "greedy")
+    engine.steps.ready_prompts(list(map(len, given)), "greedy")
     prepared = set(engine.steps.graph_seconds)
     assert all(seconds > 0 for seconds in engine.steps.graph_seconds.values())
     found = engine.generate(given, asked)

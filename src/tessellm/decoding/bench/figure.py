@@ -16,6 +16,7 @@ LINES = {
     "notebook_ms": "notebook loop",
     "limit_ms": "limit",
 }
+FAR = 5  # times: beyond it, lines are told apart on a logarithmic scale only
 
 
 def check_format(path: Path) -> None:
@@ -44,12 +45,18 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(4.5 * len(panels), 3.6), layout="constrained")
     for number, (axis, held) in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), number)
+        drawn = []
         for key, label in LINES.items():
             points = [(row[axis], row[key]) for row in held if row.get(key) is not None]
             if points:
                 style = "k--" if key == "limit_ms" else "o-"
                 axes.plot(*zip(*points, strict=True), style, label=label)
-        axes.set(xlabel=AXES[axis], ylabel="ms a step", yscale="log")
+                drawn += [milliseconds for _, milliseconds in points]
+        axes.set(xlabel=AXES[axis], ylabel="ms a step")
+        if max(drawn) > FAR * min(drawn):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         if axis != "experts":
             axes.set_xscale("log", base=2)
         axes.legend(frameon=False, fontsize=8)
