@@ -43,8 +43,10 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
     rows = [row for part in done for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]
-    figures = drawn(lambda: draw(rows, out)) if len(done) == len(wanted) else []
-    tables = {"runs": rows, "broken": state.broken}
+    enough = any(stack.name == "reference" and state.rows(stack) for stack in wanted)  # for every panel
+    figures = drawn(lambda: draw(rows, out)) if enough else []
+    under_way = {name: {"step": found["step"], "curve": found["curve"]} for name, found in state.stopped.items()}
+    tables = {"runs": rows, "under_way": under_way, "broken": state.broken}
     return Result("scale", claims, seed, size, time.monotonic() - began, figures, tables)
 
 
