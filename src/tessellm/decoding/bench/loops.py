@@ -1,7 +1,8 @@
 """The loops that people write to decode several models at once: what the engine is compared with.
 
-    notebook      every member's forward with a cache of its own; float32 log-probabilities to the CPU, Eq. 2 there
-    on device     the same, but nothing leaves the device before the token does
+    notebook      the paper's: every member's forward with a cache of its own, float32 logits to the CPU; there
+                  log-probabilities, the base's not below −10⁴, Eq. 2, a softmax, and the best token
+    on device     Eq. 2 on the device: nothing leaves it before the token does
     padded        a batch, padded on the left, that runs until its longest row is done
 
 Each yields nothing but its time: they decode greedily by Eq. 2, without stopping.
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...model import ComposedForCausalLM
-from ...rules import product
+from ...rules import LOG_FLOOR, product
 
 
 class Loop:
@@ -39,13 +40,13 @@ class Loop:
     def step(self) -> list[int]:
         """One token more for every row."""
         both = zip(self.model.members, self.caches, strict=True)
-        logp_MBV = torch.stack([self._logp(name, cache) for name, cache in both])
-        token_B = product(logp_MBV).argmax(-1)
+        logits_M = [self._logits(name, cache) for name, cache in both]
+        token_B = (_as_the_notebook if self.to_cpu else _on_the_device)(logits_M).argmax(-1)
         self.token_BT = token_B[:, None].to(self.device)
         self.mask_BT = torch.nn.functional.pad(self.mask_BT, (0, 1), value=1)
         return token_B.tolist()
 
-    def _logp(self, name: str, cache: DynamicCache) -> Tensor:
+    def _logits(self, name: str, cache: DynamicCache) -> Tensor:
         given: dict[str, Any] = {}
         if self.padded:
             position_BT = (self.mask_BT.cumsum(1) - 1).clamp_min(0)
@@ -53,8 +54,18 @@ class Loop:
         alignment = self.model.alignments[name]
         own_BT = alignment.to_member(self.token_BT)
         output = self.model.member(name)(own_BT, past_key_values=cache, logits_to_keep=1, **given)
-        logp_BV = alignment.to_composed(output.logits[:, -1]).float().log_softmax(-1)
-        return logp_BV.cpu() if self.to_cpu else logp_BV
+        logits_BV = alignment.to_composed(output.logits[:, -1]).float()
+        return logits_BV.cpu() if self.to_cpu else logits_BV
+
+
+def _as_the_notebook(logits_M: Sequence[Tensor]) -> Tensor:
+    base_BV, *experts = (logits_BV.log_softmax(-1) for logits_BV in logits_M)
+    total_BV = torch.stack(experts).sum(0) - (len(experts) - 1) * base_BV.clamp_min(LOG_FLOOR)
+    return total_BV.softmax(-1)
+
+
+def _on_the_device(logits_M: Sequence[Tensor]) -> Tensor:
+    return product(torch.stack([logits_BV.log_softmax(-1) for logits_BV in logits_M]))
 
 
 def padded_seconds(
