@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from tessellm.errors import TessellmError
 from tessellm.experiments import registry
@@ -76,6 +77,17 @@ def test_the_exit_code_says_whether_all_claims_hold(cli, tmp_path, monkeypatch, 
     assert ran.code == (0 if holds else 1)
     assert json.loads((tmp_path / "all.json").read_text())["name"] == "letters"
     assert (tmp_path / "letters.json").is_file()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "name", ["bridge", "scale", "skills", "many-experts", "images", "endings", "rule-cost", "prediction"]
+)
+def test_the_full_size_is_refused_where_there_is_no_gpu(cli, tmp_path, name):
+    ran = cli("reproduce", name, "--size", "full", "-o", tmp_path / "out")
+    assert ran.code == 2
+    assert "--size full trains on a GPU, and PyTorch finds none here" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_names_and_sizes_are_refused(cli, tmp_path):

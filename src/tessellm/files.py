@@ -64,6 +64,14 @@ def results_folder(folder: Path) -> Iterator[None]:
         raise
 
 
+def state_folder(folder: Path) -> None:
+    """The folder is there, for what one call leaves to the next."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be a folder: {_reason(error)}. Remove it, or choose another") from error
+
+
 def check_file(path: Path) -> None:
     """Refuse a file that cannot be written, before any work is done. What is there stays as it is."""
     try:

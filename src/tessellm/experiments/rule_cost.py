@@ -20,6 +20,7 @@ from ..evidence import Evidence
 from ..rules import product
 from ..termination import Terminated
 from .claims import Claim, Result
+from .devices import device_for
 
 VOCABULARY, WEIGHT_BYTES = 256_000, 2 * 2.614e9
 EXPERTS = (2, 3, 8)
@@ -112,7 +113,7 @@ def claims_of(table: list[dict[str, Any]]) -> list[Claim]:
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Write `rule-cost.json`."""
     began = time.monotonic()
-    device = "cuda" if size == "full" else "cpu"
+    device = device_for(size)
     vocabulary, repeats = (VOCABULARY, 200) if size == "full" else (VOCABULARY // 8, 10)
     bytes_a_second = bandwidth() if size == "full" else None
     table: list[dict[str, Any]] = []

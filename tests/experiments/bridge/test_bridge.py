@@ -137,6 +137,11 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
             experiment.run(0, tmp_path, "full", log=said.append)
     folder = tmp_path / "bridge-state"
     assert sorted(path.name for path in folder.iterdir()) == ["cells.json", "features.safetensors"]
+    features = (folder / "features.safetensors").read_bytes()
+    (folder / "features.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"bridge-state is damaged.* Remove that folder"):
+        experiment.run(0, tmp_path, "full", log=said.append)
+    (folder / "features.safetensors").write_bytes(features)
     monkeypatch.setattr(experiment, "score_experts", None)  # not called from here on: what it made is kept
     first = experiment.run(0, tmp_path, "full", log=said.append)
     assert not first.holds

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from scale_cases import TOY, drawn
 from torch import Tensor
 
@@ -104,10 +105,19 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     parts = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert parts == [f"toy-{stopped['step']}.{number}.safetensors" for number in range(stopped["parts"])]
     assert len(parts) > 1
-    for name in ("state.json", parts[1]):
+    short, anew = save({"values": torch.zeros(3, dtype=torch.half)}), f"Remove the folder {tmp_path}"
+    cut = {name: (tmp_path / name).read_bytes()[:60] for name in ("state.json", parts[1])}
+    for name, damaged, told in (
+        ("state.json", cut["state.json"], "Remove it"),
+        (parts[1], cut[parts[1]], anew),
+        (parts[1], short, anew),
+        (parts[1], None, anew),
+    ):
         whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(CheckpointError, match=f"{name} is damaged, or another version's. Remove it"):
+        (tmp_path / name).unlink()
+        if damaged is not None:
+            (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=f"is damaged, or another version's. {told}"):
             stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append)
         (tmp_path / name).write_bytes(whole)
     monkeypatch.setattr("tessellm.experiments.scale.training.monotonic", real)
@@ -123,6 +133,13 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "state.json").write_text('{"rows": []}')
     with pytest.raises(CheckpointError, match=r"state\.json is damaged, or another version's"):
         stages.train_stacks([TOY], tmp_path, "cpu", real() + 100, said.append)
+
+
+def test_a_file_in_the_place_of_the_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".scale-state").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"\.scale-state cannot be a folder"):
+        experiment.run(0, tmp_path, "cpu")
+    assert (tmp_path / ".scale-state").read_text() == "mine"
 
 
 def test_what_was_stopped_is_kept_in_half_precision_and_as_far_as_its_encodings_reach(tmp_path: Path) -> None:

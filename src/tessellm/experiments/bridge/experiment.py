@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...files import state_folder
 from ..claims import Claim, Result
 from ..correlation import correlation
+from ..devices import checked
 from ..finite import check_copies
 from ..intervals import share
 from ..panels import COLOURS, caption, drawn, panels, save
@@ -147,7 +149,7 @@ def know(size: Size, state: State, log: Log) -> None:
     waiting = [(kind, cell) for kind, cells in state.cells.items() for cell in cells if "read" in cell]
     jobs = []
     for kind, cell in waiting:
-        found = Read.of(state.features, cell["read"])
+        found = state.read(cell["read"])
         x_END, due_N, groups_N = found.x_END.float().numpy(), found.due_N.numpy(), found.groups_N.numpy()
         jobs += [(x_ND, due_N, groups_N, 1 + k if kind == "experts" else None) for k, x_ND in enumerate(x_END)]
     if jobs:
@@ -183,7 +185,9 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     splits = [split(setting.recipe.skills, setting.recipe.steps, HELD_OUT, s) for s in seeds]
     state = State(out / "bridge-state" if size == "full" else None, seeds)
     if len(state.cells) < 2:
-        check_copies(setting.device)
+        check_copies(checked(setting.device))
+        if state.folder is not None:
+            state_folder(state.folder)
     if "experts" not in state.cells:
         score_experts(setting, seeds, splits, state, log)
     if "models" not in state.cells and time.monotonic() - began < 60 * setting.first_minutes:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...files import new_file, stored, write_text
+from .knowledge import Read
 
 Cells = list[dict[str, Any]]
 
@@ -33,7 +34,7 @@ class State:
             found = dict(content["cells"]) if content["seeds"] == seeds else {}
         tensors = path.with_name("features.safetensors")
         if found and tensors.is_file():
-            with stored(tensors):
+            with stored(tensors, f"Remove the folder {self.folder} to make it anew"):
                 self.features = load_file(tensors)
         self.cells = found
 
@@ -50,6 +51,11 @@ class State:
         path = self._path("cells.json")
         if path is not None:
             write_text(path, json.dumps({"seeds": self.seeds, "cells": self.cells}) + "\n")
+
+    def read(self, name: str) -> Read:
+        """What layers held of that name."""
+        with stored(self.folder or Path(), "Remove that folder to make it anew"):
+            return Read.of(self.features, name)
 
     def forget_features(self) -> None:
         """Once every layer is decoded, nothing needs them."""

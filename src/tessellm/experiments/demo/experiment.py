@@ -290,7 +290,7 @@ def _next_commands(out: Path, seconds: float) -> Text:
         (
             "  import tessellm\n"
             "  from transformers import pipeline\n"
-            f'  pipeline("text-generation", model="{out / "letters"}")("HELLO MATH>")\n',
+            f'  pipeline("text-generation", model="{out / "letters"}")("HELLO MATH>", max_new_tokens=16)\n',
             "bold",
         ),
     )

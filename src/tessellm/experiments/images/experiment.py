@@ -20,6 +20,7 @@ from torch import Tensor
 from ...diagnose.decoders import logistic
 from ..claims import Claim, Result
 from ..correlation import correlation, spearman
+from ..devices import checked
 from ..panels import COLOURS, caption, drawn, panels, save
 from . import scenes
 from .flow import Flow
@@ -129,11 +130,12 @@ def _hidden(flow: Flow, params: Any, on_B: Tensor, generator: torch.Generator) -
 def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     """Train, draw, judge, probe; `images.json` and `images.png`."""
     began, setting = time.monotonic(), SIZES[size]
+    device = checked(setting.device)
     rows: list[dict[str, Any]] = []
     for flow in setting.flows:
         named = [(share, seed + number) for share in HELD_OUT for number in range(setting.seeds)]
         splits = [split(share, own) for share, own in named]
-        params = flow.train([train for train, _ in splits], seed, setting.device)
+        params = flow.train([train for train, _ in splits], seed, device)
         made = measure(flow, params, splits, setting, seed)
         for (share, own), row in zip(named, made, strict=True):
             rows.append({"width": flow.width, "held_out": share, "seed": own, **row})

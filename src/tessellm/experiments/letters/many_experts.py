@@ -21,6 +21,7 @@ from torch import Tensor
 from ... import gates
 from ...rules import product_scores
 from ..claims import Claim, Result
+from ..devices import device_for
 from ..intervals import share
 from ..panels import blank, drawn, save
 from ..skills.baselines import DECODING
@@ -155,12 +156,12 @@ def claims_of(table: list[dict[str, Any]], longer: list[dict[str, Any]] | None =
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, measure, write `many-experts.json` and `many-experts.png`."""
     began = time.monotonic()
-    full = size == "full"
+    full, device = size == "full", device_for(size)
     seeds = [seed, seed + 1, seed + 2] if full else [seed]
     tables = {}
     for name, schedule in {"letters": SCHEDULE, "longer": LONG if full else None}.items():
         if schedule is not None:
-            params, pairs = train_letters(seeds, schedule, "cuda" if full else "cpu", log)
+            params, pairs = train_letters(seeds, schedule, device, log)
             tables[name] = measure(params, pairs, 2000 if full else 200, log)
     claims = claims_of(tables["letters"], tables.get("longer"))
     content = Result("many-experts", claims, seed, size, time.monotonic() - began, tables=tables).write(out)

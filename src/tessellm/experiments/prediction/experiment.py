@@ -20,6 +20,7 @@ from torch import Tensor
 from ...diagnose.score import chance_right
 from ...files import write_figure
 from ..claims import Claim, Result
+from ..devices import device_for
 from . import letters, skills, trig
 from .compositions import Judged
 
@@ -106,7 +107,7 @@ def claims_of(every: Sequence[Mapping[str, Any]], seed: int) -> list[Claim]:
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, judge, write `prediction.json` and `prediction.png`."""
     began = time.monotonic()
-    device = "cuda" if size == "full" else "cpu"
+    device = device_for(size)
     torch.set_float32_matmul_precision("highest")
     rows = []
     for each in range(seed, seed + (3 if size == "full" else 1)):

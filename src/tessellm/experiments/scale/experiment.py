@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...files import state_folder
 from ..claims import Claim, Result
 from ..correlation import correlation
+from ..devices import device_for
 from ..finite import check_copies
 from ..panels import drawn
 from .figure import draw
 from .stacks import stacks
 from .stages import train_stacks
+from .state import State
 
 Row = dict[str, Any]
 MINUTES = 9.0
@@ -32,28 +36,32 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     began = time.monotonic()
     full = size == "full"
     folder = out / "scale-state" if full else out / ".scale-state"
-    folder.mkdir(parents=True, exist_ok=True)
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
-    check_copies("cuda" if full else "cpu")
+    device = "cpu"
+    if any(State(folder).rows(stack) is None for stack in wanted):
+        device = device_for(size)
+        check_copies(device)
+    state_folder(folder)
     deadline = began + 60 * minutes if full else float("inf")
-    state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
-    if not full:
-        _remove(folder)
+    state = train_stacks(wanted, folder, device, deadline, log)
     done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
     rows = [row for part in done for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]
     enough = any(stack.name == "reference" and state.rows(stack) for stack in wanted)  # for every panel
     figures = drawn(lambda: draw(rows, out)) if enough else []
     under_way = {name: {"step": found["step"], "curve": found["curve"]} for name, found in state.stopped.items()}
+    if not full:
+        _remove(folder)
     tables = {"runs": rows, "under_way": under_way, "broken": state.broken}
     return Result("scale", claims, seed, size, time.monotonic() - began, figures, tables)
 
 
 def _remove(folder: Path) -> None:
-    for path in folder.iterdir():
+    for path in folder.glob("*.*"):
         path.unlink()
-    folder.rmdir()
+    with suppress(OSError):  # somebody else's files are in it
+        folder.rmdir()
 
 
 def finished(done: int, wanted: int) -> Claim:

@@ -73,12 +73,13 @@ class State:
             if found is None or found["stack"] != str(trainer.stack):
                 return []
             step, count, curve = int(found["step"]), int(found["parts"]), list(found["curve"])
+        anew = f"Remove the folder {self.folder} to train all of it anew"
         parts = []
         for number in range(count):
             path = self.folder / _file(trainer.stack.name, step, number)
-            with stored(path):
+            with stored(path, anew):
                 parts.append(load_file(path)["values"])
-        with stored(self.path):
+        with stored(self.path, anew):
             trainer.resume(_shaped(trainer, torch.cat(parts).float()), step)
         return curve
 
@@ -111,6 +112,8 @@ def _shaped(trainer: Trainer, values: Tensor) -> dict[str, Tensor]:
     """The stack's parameters from what `_flat` made; what no encoding reaches stays as it is."""
     made = {name: value.detach().clone() for name, value in trainer.params.items()}
     sizes = [part.numel() for part in _flat(trainer)]
+    if sum(sizes) != values.numel():
+        raise ValueError(f"expected {sum(sizes)} numbers, found {values.numel()}")
     parts = iter(values.split(sizes))
     for run in range(len(trainer.stack.runs)):
         for name, value in _used(trainer, run):

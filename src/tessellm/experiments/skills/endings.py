@@ -22,6 +22,7 @@ from ...evidence import Evidence
 from ...rules import Product
 from ...termination import POLICIES, Terminated
 from ..claims import Claim, Result
+from ..devices import device_for
 from ..intervals import share
 from ..stacked import Params, Shape, initialise, logits, select, train
 from . import chains
@@ -180,7 +181,7 @@ def judge(said_BT: Tensor, gold: chains.Prompts) -> tuple[int, int, int, int]:
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, measure, write `endings.json`."""
     began = time.monotonic()
-    device, seeds = ("cuda", [seed, seed + 1, seed + 2]) if size == "full" else ("cpu", [seed])
+    device, seeds = device_for(size), [seed, seed + 1, seed + 2] if size == "full" else [seed]
     params = train_endings(seeds, SIZES[size], device, log)
     table = measure(params, len(seeds), SIZES[size], log)
     claims = []

@@ -18,6 +18,7 @@ from torch import Tensor
 from ... import gates
 from ...evidence import Evidence
 from ..claims import Claim, Result
+from ..devices import device_for
 from ..intervals import share
 from ..panels import blank, drawn, save
 from ..stacked import Shape, logits, select
@@ -156,7 +157,7 @@ def claims_of(table: Table, label: str, targets: bool) -> list[Claim]:
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Train, measure, write `skills.json` and `skills.png`."""
     began = time.monotonic()
-    device = "cuda" if size == "full" else "cpu"
+    device = device_for(size)
     seeds = [seed, seed + 1, seed + 2] if size == "full" else [seed]
     torch.set_float32_matmul_precision("highest")
     tables: dict[str, Table] = {}
