@@ -247,7 +247,11 @@ def claims_of(experts: list[dict[str, Any]], models: list[dict[str, Any]]) -> li
         text = f"held-out chains of {length} right and decodability of the skill that is due in chains of 2"
         claims += _correlated(f"decodability-models-{length}", "single models", by_model(models, length), text)
     text = "composed right and the weaker expert's decodability"
-    return claims + _correlated("decodability-experts", "pairs of experts", by_pair(experts), text)
+    claims += _correlated("decodability-experts", "pairs of experts", by_pair(experts), text)
+    for regime in sorted({c["regime"] for c in experts}):
+        own = by_pair([c for c in experts if c["regime"] == regime])
+        claims += _correlated(f"decodability-experts-{regime}", f"pairs of {regime} experts", own, text)
+    return claims
 
 
 def _correlated(name: str, whose: str, points: list[tuple[float, float]], text: str) -> list[Claim]:

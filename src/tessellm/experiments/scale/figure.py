@@ -32,7 +32,9 @@ def draw(rows: list[Row], out: Path) -> str:
     shallow = [row for row in quarter if row["width"] == widest and row["depth"] < deepest]
     for row in shallow:
         axes[1].scatter(row["width"], row["held_out"]["score"], marker="x", color=COLOURS[2])
-        axes[1].annotate(f" depth {row['depth']}", (row["width"], row["held_out"]["score"]), fontsize=6, color=INK)
+    for depth, row in {row["depth"]: row for row in shallow}.items():
+        place = (row["width"], row["held_out"]["score"])
+        axes[1].annotate(f"depth {depth}  ", place, fontsize=6, color=INK, ha="right", va="center")
     axes[1].set_xscale("log", base=2)
     caption(axes[1], "Wider, deeper", "width", "held-out score")
     by_support = [(name, [r for r in reference + plain if r["support"] == name]) for name in SUPPORTS]
