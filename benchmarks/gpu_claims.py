@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from speculation import GAIN, alike, exactly_sampled
+from speculation import GAIN, alike, same_texts
 from tessellm.experiments.claims import Claim, at_least, at_most
 
 Tables = Mapping[str, Any]
-KINDS = {"greedy": "greedy texts", "seeds": "sampled texts, in float32 and with the same seeds,"}
+KINDS = {
+    "greedy": ("greedy", "greedy texts"),
+    "sampled": ("seeds", "sampled texts, in float32 and with the same seeds,"),
+}
 
 
 def claims(tables: Tables) -> list[Claim]:
@@ -75,11 +78,10 @@ def equality(tables: Tables) -> list[Callable[[], Claim]]:
 def speculation(tables: Tables) -> list[Callable[[], Claim]]:
     drafted = {name: row for name, row in tables.items() if name.startswith("speculation")}
     found: list[Callable[[], Claim]] = []
-    for kind, held in (("greedy", drafted), ("seeds", exactly_sampled(drafted))):
-        same = all(row["identical_greedy" if kind == "greedy" else "identical_sampled"] for row in held.values())
-        statement = f"trained members: {KINDS[kind]} with and without drafts are the same"
-        if held:
-            found.append(partial(Claim, f"speculation-{kind}", statement, same, "in every case", same))
+    for kind, same in same_texts(list(drafted.values())).items():
+        name, texts = KINDS[kind]
+        statement = f"trained members: {texts} with and without drafts are the same"
+        found.append(partial(Claim, f"speculation-{name}", statement, same, "in every case", same))
     for batch in (1, 4, 16):
         rows = [row for name, row in drafted.items() if name.endswith(f"batch {batch}")]
         statement = f"trained members, batch {batch}: tokens a second over the same engine without drafts"

@@ -257,9 +257,12 @@ def main() -> None:
         print(f"{claim.id:>40}: {claim.value}   {claim.target or ''}")
 
 
-def exactly_sampled(cases: dict[str, Any]) -> dict[str, Any]:
-    """Those where the same seeds must write the same texts."""
-    return {case: row for case, row in cases.items() if row["dtype"] == "float32"}
+def same_texts(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+    """Whether texts with and without drafts are the same: greedy ones, and sampled ones where the same seeds must write
+    them."""
+    exact = [row for row in rows if row["dtype"] == "float32"]
+    held = {"greedy": rows, "sampled": exact}
+    return {kind: all(row[f"identical_{kind}"] for row in some) for kind, some in held.items() if some}
 
 
 def alike(name: str, batch: int, rows: Sequence[dict[str, Any]]) -> Claim:
@@ -270,12 +273,10 @@ def alike(name: str, batch: int, rows: Sequence[dict[str, Any]]) -> Claim:
 
 def claims(tables: dict[str, Any]) -> list[Claim]:
     cases = {case: row for case, row in tables.items() if isinstance(row, dict)}
-    found = []
-    for kind, held in (("greedy", cases), ("sampled", exactly_sampled(cases))):
-        same = all(row[f"identical_{kind}"] for row in held.values())
-        if held:
-            statement = f"{kind} texts with and without drafts are the same"
-            found.append(Claim(f"same {kind} tokens", statement, same, "in every case", same))
+    found = [
+        Claim(f"same {kind} tokens", f"{kind} texts with and without drafts are the same", same, "in every case", same)
+        for kind, same in same_texts(list(cases.values())).items()
+    ]
     for batch in BATCHES:
         rows = [row for case, row in cases.items() if case.endswith(f"batch {batch}")]
         found.append(alike(f"sampled alike, batch {batch}", batch, rows))

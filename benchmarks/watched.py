@@ -20,32 +20,34 @@ class Watched:
     busy: float = 0.0
     steps: int = 0
 
+    def clock(self) -> float:
+        """On a CPU the seconds of its one thread, whatever else the machine does."""
+        return time.process_time() if self.engine.state.device.type == "cpu" else time.perf_counter()
+
     def run(self, prompts: list[list[int]], asked: Any) -> list[Request]:
-        """One run through the engine; on a CPU in seconds of its one thread, whatever else the machine does."""
-        clock = time.process_time if self.engine.state.device.type == "cpu" else time.perf_counter
-        before, self.engine.steps.busy_seconds = clock(), 0.0
+        """One run through the engine."""
+        before, self.engine.steps.busy_seconds = self.clock(), 0.0
         self.engine.prefixes.forget()
         requests = [self.engine.submit(prompt, each) for prompt, each in zip(prompts, asked, strict=True)]
         while not all(request.done for request in requests):
             self.engine.step()
             self.steps += 1
-        self.seconds.append(clock() - before)
+        self.seconds.append(self.clock() - before)
         self.busy += self.engine.steps.busy_seconds
         return requests
 
     def decoding(self, prompts: list[list[int]], asked: Sampling) -> float:
         """Tokens a second after prompts were read; as many prompts at a time as there are slots."""
-        clock = time.process_time if self.engine.state.device.type == "cpu" else time.perf_counter
         seconds, written, slots = 0.0, 0, len(self.engine.in_slot)
         for first in range(0, len(prompts), slots):
             self.engine.prefixes.forget()
             requests = [self.engine.submit(prompt, asked) for prompt in prompts[first : first + slots]]
             while not all(request.tokens for request in requests):
                 self.engine.step()
-            start, before = clock(), sum(len(request.tokens) for request in requests)
+            start, before = self.clock(), sum(len(request.tokens) for request in requests)
             while not all(request.done for request in requests):
                 self.engine.step()
-            seconds += clock() - start
+            seconds += self.clock() - start
             written += sum(len(request.tokens) for request in requests) - before
         return written / seconds
 

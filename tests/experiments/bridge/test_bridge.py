@@ -151,6 +151,7 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     content = result.write(tmp_path)
     ids = {claim["id"] for claim in content["claims"]}
     assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2"} <= ids
+    assert all(0 <= score <= 1 for _, score in experiment.by_model(content["tables"]["models"], 2))
     assert (tmp_path / "bridge.png").is_file()
     assert content["tables"]["experts"] == first.tables["experts"]
     pairs = [pair for cell in content["tables"]["experts"] for pair in cell.get("pairs", [])]

@@ -108,16 +108,16 @@ def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     short, anew = save({"values": torch.zeros(3, dtype=torch.half)}), f"Remove the folder {tmp_path}"
     cut = {name: (tmp_path / name).read_bytes()[:60] for name in ("state.json", parts[1])}
     for name, damaged, told in (
-        ("state.json", cut["state.json"], "Remove it"),
-        (parts[1], cut[parts[1]], anew),
-        (parts[1], short, anew),
-        (parts[1], None, anew),
+        ("state.json", cut["state.json"], "state.json is damaged, or another version's. Remove it"),
+        (parts[1], cut[parts[1]], f"{parts[1]} is damaged, or another version's. {anew}"),
+        (parts[1], short, f"state.json is damaged, or another version's. {anew}"),  # says that there were more
+        (parts[1], None, f"{parts[1]} is damaged, or another version's. {anew}"),
     ):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).unlink()
         if damaged is not None:
             (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=f"is damaged, or another version's. {told}"):
+        with pytest.raises(CheckpointError, match=told):
             stages.train_stacks([TOY], tmp_path, "cpu", 4, said.append)
         (tmp_path / name).write_bytes(whole)
     monkeypatch.setattr("tessellm.experiments.scale.training.monotonic", real)

@@ -84,10 +84,11 @@ class FusedDecoder:
             "K": a.hidden,
             "BLOCK_K": triton.next_power_of_2(a.hidden),
             "WEIGHT": TYPES[self.dtype],
+            **overlapping(self.device),
         }
         embed_kernel[(count, members)](
             token_MBT.contiguous(), self.embeddings, self.layers[0]["before"], x, h, count, a.embedding_scale, count,
-            a.eps, a.gain_offset, **sizes, **overlapping(self.device),
+            a.eps, a.gain_offset, **sizes,
         )  # fmt: skip
 
         def add(y: Tensor, post: Tensor | None, gains: Tensor, reader: FusedLinear) -> Low | None:
@@ -100,7 +101,7 @@ class FusedDecoder:
             residual_kernel[(members * count, max(1, width // PIECE))](
                 x, y, other_x, h, gains if post is None else post, gains, made, table, members * count, count, width,
                 a.eps, a.gain_offset, SPLITS=y.shape[0], POST=post is not None, PIECE=PIECE if width else 0,
-                num_warps=8 if width else 4, **sizes, **overlapping(self.device),
+                num_warps=8 if width else 4, **sizes,
             )  # fmt: skip
             x, other_x = other_x, x
             return low
@@ -135,13 +136,13 @@ class FusedDecoder:
         part_found = torch.empty(sequences * a.kv_heads * splits * queries, a.head_size, device=self.device)
         window, settings = a.windows[index], {"TOKENS": tokens, "QUERIES": queries, "CACHE": TYPES[self.dtype]}
         sizes = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size, "SPLITS": splits}
+        settings |= overlapping(self.device)
         attention_kernel[(sequences, a.kv_heads, splits)](
             qkv, key, value, position_BT, self.cos, self.sin, found, parts[0], parts[1], part_found,
             sequences * tokens, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0),
             window or 0, a.scaling, a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
             BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None,
             IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2, **sizes, **settings,
-            **overlapping(self.device),
         )  # fmt: skip
         if splits == 1:
             return found, None
@@ -151,7 +152,7 @@ class FusedDecoder:
         combine_kernel[(members * rows, a.heads)](
             parts[0], parts[1], part_found, found, *own, members * rows, rows,
             PADDED_SPLITS=triton.next_power_of_2(splits), RANK=0 if low is None else low.deltas.rank, **sizes,
-            **settings, **overlapping(self.device),
+            **settings,
         )  # fmt: skip
         return found, low
 

@@ -15,16 +15,12 @@ from typing import Any
 
 import torch
 
-from ...files import state_folder
 from ..claims import Claim, Result
 from ..correlation import correlation
-from ..devices import device_for
-from ..finite import check_copies
 from ..panels import drawn
 from .figure import draw
 from .stacks import stacks
 from .stages import train_stacks
-from .state import State
 
 Row = dict[str, Any]
 MINUTES = 9.0
@@ -38,13 +34,8 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     folder = out / "scale-state" if full else out / ".scale-state"
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
-    device = "cpu"
-    if any(State(folder).rows(stack) is None for stack in wanted):
-        device = device_for(size)
-        check_copies(device)
-    state_folder(folder)
     deadline = began + 60 * minutes if full else float("inf")
-    state = train_stacks(wanted, folder, device, deadline, log)
+    state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
     done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
     rows = [row for part in done for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]
@@ -58,8 +49,8 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
 
 
 def _remove(folder: Path) -> None:
-    for path in folder.glob("*.*"):
-        path.unlink()
+    for path in (folder / "state.json", *folder.glob("*.safetensors")):
+        path.unlink(missing_ok=True)
     with suppress(OSError):  # somebody else's files are in it
         folder.rmdir()
 

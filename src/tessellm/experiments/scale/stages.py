@@ -13,6 +13,9 @@ from pathlib import Path
 from time import monotonic
 
 from ...errors import TrainingError
+from ...files import state_folder
+from ..devices import checked
+from ..finite import check_copies
 from .measure import held_out_scores, measure
 from .state import Rows, State
 from .training import Stack, Trainer, advance
@@ -26,6 +29,9 @@ Log = Callable[[str], None]
 def train_stacks(wanted: list[Stack], folder: Path, device: str, deadline: float, log: Log) -> State:
     """Train what is not trained yet, as far as time allows."""
     state = State(folder)
+    if any(state.rows(stack) is None for stack in wanted):
+        check_copies(checked(device))
+        state_folder(folder)
     for together in groups(wanted, device):
         left = [stack for stack in together if state.rows(stack) is None]
         if left and monotonic() < deadline:
