@@ -32,6 +32,9 @@ from tessellm.shared_tensors import unique_bytes
 CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
     "as it is": {},
     "launches in turn": {(overlap, "ALLOWED"): False},
+    "products in turn": {(layers, "EARLY_ROWS"): 0},
+    "products of up to 64 rows early": {(layers, "EARLY_ROWS"): 64},
+    "32 cells a split": {(decoder, "FEWER_CELLS"): 32},
     "norms make no low": {(decoder, "FEW_ROWS"): 0},
     "128 cells a split": {(decoder, "FEWER_CELLS"): 128},
     "blocks of 32 outputs": {(layers, "WIDEST_BLOCK"): 32},

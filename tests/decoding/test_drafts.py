@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tessellm
 from tessellm.decoding.drafts import LONGEST_MATCH, MOST_MISSES, SHORTEST_COPY, Lookup, Text, room
+from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts
 
 
 def slow_search(tokens: list[int]) -> tuple[int, int]:
@@ -68,8 +75,27 @@ def test_reads_what_a_request_has_written_since() -> None:
     lookup, request = Lookup(into=None), Request([1, 2, 3], Sampling(max_new_tokens=4))  # type: ignore[arg-type]
     assert lookup.kind(request) is None
     assert lookup.first(request) is None
+    request.asked = 2
+    assert lookup.kind(request) is None  # it has not come yet
     request.receive([1, 2], [0.0, 0.0])
     assert lookup.kind(request) == -1
     assert lookup.first(request) == 3
-    request.asked = 2
     assert room(request) == 1
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base"])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_texts_go_on_while_the_device_reads_prompts(draft: str, adaptive: bool) -> None:
+    """As on a GPU, where a first token comes after the pass behind it was begun; some are the last of their texts."""
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1, 0.002)}, rule="product")
+    texts, asked = [text * 4 for text in prompts(12, 12)], [Sampling(1 + 5 * (n % 4)) for n in range(12)]
+    expected = Engine(model, slots=3).generate(texts, asked)
+    model.config.eos_token_id = [request.tokens[0] for request in expected[-2:]]
+    expected = Engine(model, slots=3).generate(texts, asked)
+    engine = Engine(model, slots=3, speculation=Speculation(draft, 3, adaptive))
+    engine.steps.lag = 1
+    found = engine.generate(texts, asked)
+    assert [(r.tokens, r.finish_reason) for r in found] == [(r.tokens, r.finish_reason) for r in expected]
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > 5

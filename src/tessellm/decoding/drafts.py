@@ -132,23 +132,25 @@ class Lookup:
             text.grow(request.tokens[known:])
         return text
 
+    def match(self, request: Request) -> tuple[int, int]:
+        """As of its text, if that is here: the first token may be on its way."""
+        return self.text(request).match() if len(request.tokens) == request.asked else (0, 0)
+
     def kind(self, request: Request) -> int | None:
-        return self.text(request).match()[0] or None
+        return self.match(request)[0] or None
 
     def first(self, request: Request) -> int | None:
-        text = self.text(request)
-        size, start = text.match()
-        return text.tokens[start] if size else None
+        size, start = self.match(request)
+        return self.text(request).tokens[start] if size else None
 
     def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
         into = self.into.draft_SG[:rows]
         drafts = [[-1] * into.shape[1] for _ in range(rows)]
         for request in running:
-            text = self.text(request)
-            size, start = text.match()
+            size, start = self.match(request)
             if size and request.slot is not None:
                 wanted = min(length, room(request))
-                drafts[request.slot][:wanted] = text.follow(start, wanted)
+                drafts[request.slot][:wanted] = self.text(request).follow(start, wanted)
         steps.put(into, drafts)
 
 

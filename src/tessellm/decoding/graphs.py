@@ -172,7 +172,7 @@ class GraphSteps(Steps):
 
     def put(self, into: Tensor, values: Sequence[Any]) -> None:
         staged = self._staging(into)  # free again: what is put depends on what came of the pass before
-        staged.copy_(torch.tensor(values))
+        staged.numpy()[:] = values
         into.copy_(staged, non_blocking=True)
 
     def get(self, buffer: Tensor) -> list[Any]:

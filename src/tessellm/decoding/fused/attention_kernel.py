@@ -22,19 +22,26 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     A program has all new tokens of its sequence: real ones first, at positions that follow one another, then padding at
     position −1. Its queries are those of the heads that share a key-value head, token by token, padded to QUERIES.
     """
-    wait_for_inputs(OVERLAP)
-    let_next_begin(OVERLAP)
     sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = D // 2
     sharing: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     slot, member = sequence % slots, sequence // slots
+    place = (slot.to(tl.int64) * members + member) * row_stride + head * head_stride  # large caches have many cells
+    past = tl.load(position_BT + slot * TOKENS)  # cells before the first new token: earlier passes wrote them
+    first = 0
+    if WINDOW:
+        first = tl.maximum(0, past - window + 1)
+    begin = tl.maximum(split * cells_a_split, first // BLOCK_C * BLOCK_C)
+    stop = tl.minimum((split + 1) * cells_a_split, past)
     h_H = tl.arange(0, half)
     q_Q = tl.arange(0, QUERIES)
     t_Q, wanted_Q = q_Q // sharing, q_Q < TOKENS * sharing
     at_Q = tl.maximum(tl.load(position_BT + slot * TOKENS + t_Q, mask=wanted_Q, other=0), 0)
     cos_QH = tl.load(cos_CD + at_Q[:, None] * half + h_H[None, :])
     sin_QH = tl.load(sin_CD + at_Q[:, None] * half + h_H[None, :])
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
     line_Q = (sequence * TOKENS + t_Q) * width + (head * sharing + q_Q % sharing) * D
     wanted = wanted_Q[:, None]
     q1 = tl.zeros((QUERIES, half), tl.float32)
@@ -47,7 +54,6 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     low_q = (q1 * cos_QH - q2 * sin_QH).to(CACHE)
     high_q = (q2 * cos_QH + q1 * sin_QH).to(CACHE)
 
-    place = (slot.to(tl.int64) * members + member) * row_stride + head * head_stride  # large caches have many cells
     top_Q = tl.full((QUERIES,), -float("inf"), tl.float32)
     sum_Q = tl.zeros((QUERIES,), tl.float32)
     low_found = tl.zeros((QUERIES, half), tl.float32)
@@ -90,12 +96,6 @@ def attention_kernel(  # type: ignore[no-untyped-def]
             high_found = high_found * keep_Q[:, None] + weight_Q[:, None] * v2.to(CACHE).to(tl.float32)[None, :]
             top_Q = new_top_Q
 
-    past = tl.load(position_BT + slot * TOKENS)  # cells before the first new token
-    first = 0
-    if WINDOW:
-        first = tl.maximum(0, past - window + 1)
-    begin = tl.maximum(split * cells_a_split, first // BLOCK_C * BLOCK_C)
-    stop = tl.minimum((split + 1) * cells_a_split, past)
     for start in range(begin, stop, BLOCK_C):
         c_C = start + tl.arange(0, BLOCK_C)
         seen_C = (c_C >= first) & (c_C < past)

@@ -16,13 +16,12 @@ from .addresses import BLOCK_N, addresses
 from .architecture import Architecture, read_architecture, rotations
 from .attention_kernel import attention_kernel, combine_kernel
 from .kernels import embed_kernel, residual_kernel
-from .layers import TYPES, FusedLinear
+from .layers import MULTIPROCESSORS, TYPES, FusedLinear
 from .low import Low
 from .overlap import overlapping
 
 CELLS_A_SPLIT = 128
 FEWER_CELLS = 64  # a split, where programs are too few for all multiprocessors
-MULTIPROCESSORS = 132  # of an H200
 MOST_SPLITS = 32
 MOST_ROWS = 64  # of one weight; beyond it, a matrix product of the library's is faster
 MOST_ROWS_OF_SEVERAL = 256  # when drafts are verified, and the modules would launch ten times as much
@@ -66,7 +65,7 @@ class FusedDecoder:
             "qkv": FusedLinear([[a.q_proj, a.k_proj, a.v_proj] for a in attention], splits=True),
             "o": FusedLinear([[a.o_proj] for a in attention], splits=True),
             "mlp": FusedLinear([[m.gate_proj, m.up_proj] for m in mlp], glu=self.architecture.activation),
-            "down": FusedLinear([[m.down_proj] for m in mlp], splits=True),
+            "down": FusedLinear([[m.down_proj] for m in mlp], splits=True, early=False),
         }
 
     def takes(self, slots: int, tokens: int) -> bool:

@@ -37,7 +37,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
     CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, LOW_SPAN: tl.constexpr, NEXT_RANK: tl.constexpr,
     NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
     Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
@@ -64,16 +64,8 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
     if held and NEXT_RANK > 0:
         down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
-    if RANK > 0:
-        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
-        low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
-        second_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
-        if split == 0 or LOW_SPAN > 0:
-            column = tl.load(part_table + block) * RANK
-            low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
-            if GLU > 0:
-                column = tl.load(part_table + blocks + block) * RANK
-                second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+    if EARLY:
+        wait_for_inputs(OVERLAP)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
@@ -87,6 +79,12 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
     if RANK > 0 and (split == 0 or LOW_SPAN > 0):
+        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
+        column = tl.load(part_table + block) * RANK
+        low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+        if GLU > 0:
+            column = tl.load(part_table + blocks + block) * RANK
+            second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
                 up_NC = up_block(up_OC, block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)

@@ -20,9 +20,12 @@ from .overlap import overlapping
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 THIN = 1  # rows up to which sums in registers beat matrix units; never those of members with deltas
-MOST_BLOCK_R = 64  # rows of one program
+MOST_BLOCK_R = 64  # rows of one program, but for large blocks
+LARGE = 128  # rows and output rows of those; weights of members with deltas have none
+MULTIPROCESSORS = 132  # of an H200
 WIDEST_BLOCK = 64  # of output rows, for one program
-PROGRAMS = 264  # two for each multiprocessor of an H200; a launch with fewer is split along its sums
+PROGRAMS = 2 * MULTIPROCESSORS  # a launch with fewer is split along its sums
+EARLY_ROWS = 16  # up to which matrix products begin early
 SHORTEST_SUM = 512  # but not into pieces shorter than this
 NO_DELTAS = {"MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "LOW_SPAN": 0, "NEXT_RANK": 0, "NEXT_CHUNK": 16}
 
@@ -41,7 +44,9 @@ class FusedLinear:
         cap: float | None = None,
         out_dtype: torch.dtype | None = None,
         splits: bool = False,
+        early: bool = True,
     ):
+        """`early`: no product of this kind comes right before it, so that it may begin before its inputs are there."""
         deltas = [[read_low_rank(module) for module in modules] for modules in members]
         layers: list[list[Any]] = [
             [module if delta is None else delta.base_layer for module, delta in zip(modules, own, strict=True)]
@@ -54,7 +59,7 @@ class FusedLinear:
             for own in layers
             for layer, first in zip(own, layers[0], strict=True)
         )
-        self.members, self.glu, self.cap, self.may_split = len(members), glu, cap, splits
+        self.members, self.glu, self.cap, self.may_split, self.early = len(members), glu, cap, splits, early
         groups = layers[:1] if self.shared else layers
         parts = [[layer.weight for layer in own] for own in groups]
         gates = [own[:1] for own in parts] if glu else parts
@@ -85,6 +90,7 @@ class FusedLinear:
         launch(
             layout, self.table, x_MBK, y, groups, rows, self.out, k, self.dtype, up_table=self.up_table,
             biases=self.bias_table, glu=self.glu, biased=self.biased, cap=self.cap, low=low, made=made, members=members,
+            early=self.early,
         )  # fmt: skip
         return y
 
@@ -98,7 +104,8 @@ class FusedLinear:
 
     def _laid_out(self, members: int, slots: int) -> tuple[int, int, Layout]:
         groups, rows = (1, members * slots) if self.shared else (members, slots)
-        return groups, rows, layout_of(groups, rows, self.unit, self.out, self.k, self.may_split, self.dtype)
+        large = self.deltas is None
+        return groups, rows, layout_of(groups, rows, self.unit, self.out, self.k, self.may_split, self.dtype, large)
 
     def _low(self, x_MBK: Tensor, deltas: Deltas) -> Low:
         members, slots, _ = x_MBK.shape
@@ -118,13 +125,19 @@ class Layout:
 
 
 def layout_of(
-    groups: int, rows: int, unit: int, out: int, k: int, may_split: bool, dtype: torch.dtype = torch.bfloat16
+    groups: int, rows: int, unit: int, out: int, k: int, may_split: bool, dtype: torch.dtype, large: bool = False
 ) -> Layout:
-    """The layout that was fastest on one H200 (benchmarks/fused_linear.py)."""
+    """The layout that was fastest on one H200 (benchmarks/fused_linear.py). `large`: many rows may have large blocks,
+    which read less of the caches."""
     padded = triton.next_power_of_2(rows)
     if rows <= THIN:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
+    if large and rows > MOST_BLOCK_R and unit % LARGE == 0 and dtype.itemsize == 2:
+        programs = groups * (out // LARGE) * -(-rows // LARGE)
+        splits = min(max(1, MULTIPROCESSORS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
+        sizes = {"BLOCK_R": LARGE, "BLOCK_N": LARGE, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4}
+        return Layout(False, splits, {**sizes, "PRECISION": "ieee"})
     block_n = next(size for size in (64, 32, 16) if unit % size == 0 and size <= WIDEST_BLOCK)
     programs = groups * out // block_n
     splits = min(-(-PROGRAMS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
@@ -137,7 +150,7 @@ def layout_of(
 def launch(
     layout: Layout, table: Tensor, x: Tensor, y: Tensor, groups: int, rows: int, out: int, k: int, dtype: torch.dtype,
     up_table: Tensor | None = None, biases: Tensor | None = None, glu: int = 0, biased: bool = False,
-    cap: float | None = None, low: Low | None = None, made: Low | None = None, members: int = 1,
+    cap: float | None = None, low: Low | None = None, made: Low | None = None, members: int = 1, early: bool = False,
 ) -> None:  # fmt: skip
     """One launch of a linear kernel."""
     row_blocks = -(-rows // layout.settings["BLOCK_R"])
@@ -145,10 +158,12 @@ def launch(
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
     common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
-    common |= overlapping(x.device, early=layout.thin)
     if layout.thin:
+        common |= overlapping(x.device)
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return
+    early = early and rows <= EARLY_ROWS
+    common |= {"EARLY": early, **overlapping(x.device, early)}
     own, width, following = (x, x, table), 0, (x, x)
     sizes = dict(NO_DELTAS)
     if low is not None:
@@ -163,3 +178,13 @@ def launch(
         x, y, *tables, *own, *following, rows, out // BLOCK_N, out, cap or 1.0, width, rows // members,
         ROW_BLOCKS=row_blocks, **sizes, **common,
     )  # fmt: skip
+
+
+def fuse_layers(layers: Sequence[nn.Linear]) -> FusedLinear | None:
+    """One layer of each member as one launch; None where their sizes or places in memory are not ones for it."""
+    if layers[0].out_features % BLOCK_N or not all(layer.weight.is_contiguous() for layer in layers):
+        return None
+    try:
+        return FusedLinear([[layer] for layer in layers], splits=True, early=False)
+    except ValueError:
+        return None
