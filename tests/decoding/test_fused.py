@@ -23,7 +23,6 @@ from tessellm.decoding.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.groups import make_groups
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.decoding.stacked_linear import at_once
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
 
@@ -189,23 +188,14 @@ def test_speculation_on_fused_passes(kind: str, draft: str, tmp_path: Path, monk
     assert max(passes) > 1
 
 
-@pytest.mark.parametrize(
-    ("slots", "tokens", "out", "bias"), [(1, 130, 256, False), (2, 50, 128, True), (3, 7, 48, False), (1, 1, 64, True)]
-)
+@pytest.mark.parametrize(("rows", "out", "splits"), [(130, 256, 2), (100, 128, 1), (65, 192, 1), (64, 128, 1)])
 @torch.no_grad()
-def test_stacked_layers_in_one_launch(slots: int, tokens: int, out: int, bias: bool) -> None:
-    """Large blocks, a part of one, blocks of sixteen, single rows; sums that are split and not. The interpreter has no
-    products in bfloat16."""
+def test_many_rows_equal_the_modules(rows: int, out: int, splits: int) -> None:
+    """Large blocks, a part of one, and sizes that have none; the interpreter has no products in bfloat16."""
     torch.manual_seed(0)
-    own = [torch.nn.Linear(1088, out, bias, dtype=torch.float16) for _ in range(3)]
-    x_SMTK = torch.randn(slots, 3, tokens, 1088, dtype=torch.float16)
-    fused = layers.fuse_layers(own)
-    assert fused is not None
-    found = at_once(fused, x_SMTK)
-    expected = torch.stack([layer(x_SMTK[:, m]) for m, layer in enumerate(own)], 1)
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
-
-
-def test_layers_that_no_launch_takes() -> None:
-    assert layers.fuse_layers([torch.nn.Linear(64, 40)] * 2) is None
-    assert layers.fuse_layers([torch.nn.Linear(64, 48)] * 2) is not None
+    own = [torch.nn.Linear(1088, out, dtype=torch.float16) for _ in range(3)]
+    x_MBK = torch.randn(3, rows, 1088, dtype=torch.float16)
+    found = layers.FusedLinear([[layer] for layer in own], splits=splits > 1)(x_MBK)
+    assert len(found) == splits
+    expected = torch.stack([layer(x) for layer, x in zip(own, x_MBK, strict=True)])
+    torch.testing.assert_close(found.sum(0).half(), expected, rtol=0.01, atol=0.01)

@@ -46,7 +46,8 @@ class Drafter(Protocol):
 
 class Text:
     """A text that grows; where in it each token and pair of tokens was last followed by something; and where it is
-    copying from. A copy that changes a token goes on behind that token, which no run of tokens would find."""
+    copying from. A copy that changes a token goes on behind that token, which no run of tokens would find, and is taken
+    to make the same change again: names that are replaced, letters that are exchanged."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -55,7 +56,9 @@ class Text:
         self._before: list[int] = []  # from each place behind a pair to the one before it; −1: none
         self._found = (0, 0)  # how many tokens of the text's end were found before, and where what came next begins
         self._source: int | None = None  # what comes next, if the text goes on copying
-        self._misses = 0  # tokens in a row that were not as copied
+        self._misses = 0  # tokens in a row that were not as expected of the copy
+        self._changes: dict[int, int] = {}  # tokens of sources, and what copies wrote in their place the last time
+        self._unsure: list[tuple[int, int]] = []  # such of the last tokens: believed if the copy goes on behind them
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -65,7 +68,7 @@ class Text:
             if self._source is None or self._misses:
                 self._found = size, start = self._find()
                 if (size >= SHORTEST_COPY and self._source is None) or size == LONGEST_MATCH:
-                    self._source, self._misses = start, 0
+                    self._source, self._misses, self._unsure = start, 0, []
 
     def _note_end(self) -> None:
         """Something follows the text's end now."""
@@ -78,9 +81,16 @@ class Text:
         self._before.append(before)
 
     def _copy(self, token: int) -> None:
-        if self._source is not None:
-            self._misses = 0 if self.tokens[self._source] == token else self._misses + 1
-            self._source = self._source + 1 if self._misses <= MOST_MISSES else None
+        if self._source is None:
+            return
+        source = self.tokens[self._source]
+        if token in (source, self._changes.get(source)):
+            self._changes.update([*self._unsure, (source, token)])
+            self._misses, self._unsure = 0, []
+        else:
+            self._misses += 1
+            self._unsure.append((source, token))
+        self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
     def _find(self) -> tuple[int, int]:
         """The longest end that was seen before, the latest time."""
@@ -105,11 +115,12 @@ class Text:
         return self._found if self._source is None else (-1 - self._misses, self._source)
 
     def follow(self, start: int, length: int) -> list[int]:
-        """The tokens from there on; past the text's end it goes on with what it has just copied."""
+        """The tokens from there on, changed as the copy changes them; past the text's end it goes on with the copy."""
         period = len(self.tokens) - start
-        if length <= period:
-            return self.tokens[start : start + length]
-        return [self.tokens[start + i % period] for i in range(length)]
+        tokens = self.tokens[start : start + length]
+        if length > period:
+            tokens = [tokens[i % period] for i in range(length)]
+        return tokens if self._source is None else [self._changes.get(token, token) for token in tokens]
 
 
 class Lookup:
@@ -132,25 +143,23 @@ class Lookup:
             text.grow(request.tokens[known:])
         return text
 
-    def match(self, request: Request) -> tuple[int, int]:
-        """As of its text, if that is here: the first token may be on its way."""
-        return self.text(request).match() if len(request.tokens) == request.asked else (0, 0)
-
     def kind(self, request: Request) -> int | None:
-        return self.match(request)[0] or None
+        return self.text(request).match()[0] or None
 
     def first(self, request: Request) -> int | None:
-        size, start = self.match(request)
-        return self.text(request).tokens[start] if size else None
+        text = self.text(request)
+        size, start = text.match()
+        return text.follow(start, 1)[0] if size else None
 
     def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
         into = self.into.draft_SG[:rows]
         drafts = [[-1] * into.shape[1] for _ in range(rows)]
         for request in running:
-            size, start = self.match(request)
+            text = self.text(request)
+            size, start = text.match()
             if size and request.slot is not None:
                 wanted = min(length, room(request))
-                drafts[request.slot][:wanted] = self.text(request).follow(start, wanted)
+                drafts[request.slot][:wanted] = text.follow(start, wanted)
         steps.put(into, drafts)
 
 

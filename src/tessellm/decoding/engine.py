@@ -19,7 +19,7 @@ from ..model import ComposedForCausalLM
 from .device import SlotState
 from .groups import Members, make_groups
 from .plain import plain_groups
-from .prefill import Portion, Prefill
+from .prefill import Prefill
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
@@ -144,11 +144,10 @@ class Engine:
     def step(self) -> list[Request]:
         """One prefill pass, one decoding step; the requests to which tokens came or that ended."""
         self._admit()
-        reading = self._prefill()
+        self._prefill()
         drafter = self.speculator if self.speculator and self.speculator.awake() else None
-        # a draft starts from the last token; but no other text waits for the first one of a prompt that is being read
-        arrived = self._arrivals(int(reading is not None and reading.last)) if drafter else []
-        self._decode(drafter, reading is None)
+        arrived = self._arrivals(0) if drafter else []  # a draft starts from the last token
+        self._decode(drafter)
         failed, self._failed = self._failed, []
         return list(dict.fromkeys(arrived + self._arrivals(0 if drafter else self.steps.lag) + failed))
 
@@ -176,11 +175,10 @@ class Engine:
             request.slot, self.in_slot[slot] = slot, request
             self.state.enter(request)
 
-    def _prefill(self) -> Portion | None:
-        """What the device goes on reading meanwhile."""
+    def _prefill(self) -> None:
         portion = self.prefill.next(self.in_slot, bool(self.waiting))
         if portion is None:
-            return None
+            return
         try:
             self.prefill.feed(portion)
         except torch.OutOfMemoryError as error:
@@ -188,20 +186,18 @@ class Engine:
             if not self.prefill.feed_less(portion):
                 why = f"memory ran out while its prompt was fed, {portion.width} tokens at once"
                 self._give_up(portion.requests[0], why, error)
-            return None
+            return
         if portion.last:
             self._expect(portion.requests, portion.slots, portion.asked)
             if self.speculator:
                 self.speculator.drafter.read(portion.requests)  # while the device does, too
-        return portion if self.steps.lag else None
 
     def _give_up(self, request: Request, why: str, error: torch.OutOfMemoryError) -> None:
         request.finish("error", f"{why}. Use fewer slots or a smaller context. ({str(error).splitlines()[0]})")
         self._free(request)
         self._failed.append(request)
 
-    def _decode(self, drafter: Speculator | None, idle: bool) -> None:
-        """`idle`: the device has nothing else to do."""
+    def _decode(self, drafter: Speculator | None) -> None:
         running = [r for r in self.in_slot if r is not None and r.prefilled and r.asked]
         if not running:
             return
@@ -211,7 +207,7 @@ class Engine:
         asked = special(running, slots)
         try:
             if drafter:
-                self._receive(running, drafter.decode(running, rows, idle))
+                self._receive(running, drafter.decode(running, rows))
                 return
             cells = max(len(r.prompt) + r.asked for r in running)
             self.steps.decode(rows, cells, how(r.sampling for r in running), asked)

@@ -6,6 +6,7 @@ one architecture are stacked on a GPU, where one launch for all members is faste
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,6 @@ from transformers import PreTrainedModel
 
 from ..model import ComposedForCausalLM
 from ..speakers import Alignment
-from .fused import runs_on
 from .slots import Pass, SlotCache
 from .stacking import can_stack, shares_base, stack
 
@@ -121,7 +121,7 @@ def one_member(model: ComposedForCausalLM, name: str, cache: SlotCache) -> Group
 
 def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
     """Passes over few tokens as few kernels, where there are a GPU, Triton and an architecture that they know."""
-    if not runs_on(members[0].device):
+    if members[0].device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from .fused.decoder import fuse
 

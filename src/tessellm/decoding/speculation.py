@@ -92,9 +92,8 @@ class Speculator:
         self._rest = max(0, self._rest - 1)
         return not self._rest
 
-    def decode(self, running: Sequence[Request], rows: int, timed: bool = True) -> Written:
-        """One pass: at least one token for each request, and as many more as its draft had right. `timed`: the device
-        has nothing else to do, so that the time tells what such a pass takes."""
+    def decode(self, running: Sequence[Request], rows: int) -> Written:
+        """One pass: at least one token for each request, and as many more as its draft had right."""
         asked_how = how(r.sampling for r in running)
         cells = max(len(r.prompt) + r.asked for r in running)
         for length, seconds in self._ready(rows, cells, asked_how).items():
@@ -109,9 +108,8 @@ class Speculator:
             written = self.verification.read(came, _slots(running))
         else:
             written = self._plain(running, rows, cells, asked_how)
-        if timed:
-            preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
-            self.pace.note(rows, length, self.pace.clock() - started - preparing)
+        preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
+        self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
         self._in_vain = 0 if length else self._in_vain + 1
         if self._in_vain >= PATIENCE and self.steps.lag:

@@ -178,13 +178,3 @@ def launch(
         x, y, *tables, *own, *following, rows, out // BLOCK_N, out, cap or 1.0, width, rows // members,
         ROW_BLOCKS=row_blocks, **sizes, **common,
     )  # fmt: skip
-
-
-def fuse_layers(layers: Sequence[nn.Linear]) -> FusedLinear | None:
-    """One layer of each member as one launch; None where their sizes or places in memory are not ones for it."""
-    if layers[0].out_features % BLOCK_N or not all(layer.weight.is_contiguous() for layer in layers):
-        return None
-    try:
-        return FusedLinear([[layer] for layer in layers], splits=True, early=False)
-    except ValueError:
-        return None
