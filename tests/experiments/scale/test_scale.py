@@ -254,6 +254,20 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_the_correlation_is_over_runs_that_were_trained_equally_long() -> None:
+    def row(held_out: float, decodable: float, curve: list[Any]) -> dict[str, Any]:
+        return {"absent": [], "curve": curve, "held_out": {"score": held_out}, "decode": {"held_out": decodable}}
+
+    short = [row(0.1 * n, 0.2 * n, []) for n in range(5)]
+    assert [claim.id for claim in experiment.correlations(short, True)][-1] == "correlation-rank"
+    claims = {claim.id: claim for claim in experiment.correlations([*short, row(0.0, 5.0, [[1, 0.0]])], True)}
+    assert claims["correlation"].value == 1.0
+    assert "over 5 runs" in claims["correlation"].statement
+    assert not claims["correlation"].holds  # too few
+    assert claims["correlation-all"].value < 0
+    assert "over 6 runs" in claims["correlation-all"].statement
+
+
 def test_every_full_stack_fits_the_limits_of_a_call() -> None:
     """What a call leaves: at most 16 MiB a file, 64 MiB and eight files together, results and bridge's state too."""
     full = stacks.stacks("full", 0)

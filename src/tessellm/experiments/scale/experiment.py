@@ -130,17 +130,27 @@ def trend(name: str, key: str, rows: list[Row], prefix: str = "") -> list[Claim]
 
 
 def correlations(rows: list[Row], full: bool) -> list[Claim]:
-    """Held-out R² against held-out decodability of the last hidden layer."""
-    whole = [row for row in rows if not row["absent"]]
+    """Held-out R² against held-out decodability of the last hidden layer, over runs that were trained equally long;
+    beside it, with those that were trained ten times as long."""
+    every = [row for row in rows if not row["absent"]]
+    whole = [row for row in every if not row["curve"]]
     if len(whole) < 4:
         return []
-    found = correlation([score(row) for row in whole], [row["decode"]["held_out"] for row in whole])
+    found = _correlated(whole)
     text = f"correlation of held-out R² and decodability over {len(whole)} runs with every module trained"
     holds = found["pearson"] >= 0.9 and len(whole) >= 30 if full else None
     target = "≥ 0.9 over ≥ 30 runs" if full else None
     interval = [round(found["low"], 3), round(found["high"], 3)]
-    return [
+    claims = [
         Claim("correlation", text, round(found["pearson"], 4), target, holds),
         Claim("correlation-interval", "its 95 % interval (runs drawn anew)", interval),
         Claim("correlation-rank", "the same as a rank correlation", round(found["spearman"], 4)),
     ]
+    if len(every) > len(whole):
+        text = f"the same over {len(every)} runs, with those that were trained longer"
+        claims.append(Claim("correlation-all", text, round(_correlated(every)["pearson"], 4)))
+    return claims
+
+
+def _correlated(rows: list[Row]) -> dict[str, float]:
+    return correlation([score(row) for row in rows], [row["decode"]["held_out"] for row in rows])

@@ -45,18 +45,24 @@ def draw(rows: list[Row], out: Path) -> str:
             if row["support"] == "random" and row["held_out_share"] == 0.25}  # fmt: skip
     if any(row["curve"] for row in best.values()):
         for number, (name, row) in enumerate(best.items()):
-            axes[3].plot(*zip(*row["curve"], strict=True), color=COLOURS[number % len(COLOURS)], label=name)
-        axes[3].set_ylim(0, 1.02)
+            thousands = [step / 1000 for step, _ in row["curve"]]
+            missing = [1 - held_out for _, held_out in row["curve"]]
+            label = name.replace("_", " ")
+            axes[3].plot(thousands, missing, color=COLOURS[number % len(COLOURS)], label=label)
+        axes[3].set_yscale("log")
         axes[3].legend(fontsize=6)
-        caption(axes[3], "How the task is told, over training", "updates", "held-out R²")
+        caption(axes[3], "How the task is told, over training", "thousands of updates", "1 − held-out R²")
     else:
         _bars(axes[3], list(best.items()))
         caption(axes[3], "How the task is told", "held-out R² (decodability hollow)", "")
     whole = [row for row in rows if row["family"] == "hyperteacher" and not row["absent"]]
-    for number, network in enumerate(("mlp", "transformer")):
-        chosen = [row for row in whole if row["network"] == network]
+    short = [row for row in whole if not row["curve"]]
+    groups = {network: [row for row in short if row["network"] == network] for network in ("mlp", "transformer")}
+    if len(short) < len(whole):
+        groups["mlp, trained longer"] = [row for row in whole if row["curve"]]
+    for number, (label, chosen) in enumerate(groups.items()):
         x, y = [r["decode"]["held_out"] for r in chosen], [r["held_out"]["score"] for r in chosen]
-        axes[4].scatter(x, y, s=14, color=COLOURS[number], alpha=0.7, label=network)
+        axes[4].scatter(x, y, s=14, color=COLOURS[number], alpha=0.7, label=label)
     axes[4].legend(fontsize=7)
     caption(axes[4], "Decodability goes with it", "held-out decodability, last hidden layer", "held-out R²")
     return save(figure, out, "scale")
