@@ -34,6 +34,7 @@ CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
     "launches in turn": {(overlap, "ALLOWED"): False},
     "products in turn": {(layers, "EARLY_ROWS"): 0},
     "products of up to 64 rows early": {(layers, "EARLY_ROWS"): 64},
+    "32 cells at once": {(decoder, "FEW_QUERIES"): 0},
     "32 cells a split": {(decoder, "FEWER_CELLS"): 32},
     "norms make no low": {(decoder, "FEW_ROWS"): 0},
     "128 cells a split": {(decoder, "FEWER_CELLS"): 128},

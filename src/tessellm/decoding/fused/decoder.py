@@ -28,6 +28,7 @@ MOST_ROWS_OF_SEVERAL = 256  # when drafts are verified, and the modules would la
 FEW_ROWS = 16  # for which a norm is worth doing several times, with a few of the numbers that deltas need each
 PIECE = 4  # those numbers
 MOST_TOKENS = 9  # of one sequence
+FEW_QUERIES = 16  # of one program, which may then read more cells at once, if it has a multiprocessor to itself
 MOST_QUERIES = 128  # of one program: more do not fit into its registers
 
 
@@ -100,7 +101,7 @@ class FusedDecoder:
             residual_kernel[(members * count, max(1, width // PIECE))](
                 x, y, other_x, h, gains if post is None else post, gains, made, table, members * count, count, width,
                 a.eps, a.gain_offset, SPLITS=y.shape[0], POST=post is not None, PIECE=PIECE if width else 0,
-                num_warps=8 if width else 4, **sizes,
+                num_warps=8, **sizes,
             )  # fmt: skip
             x, other_x = other_x, x
             return low
@@ -140,7 +141,8 @@ class FusedDecoder:
             qkv, key, value, position_BT, self.cos, self.sin, found, parts[0], parts[1], part_found,
             sequences * tokens, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0),
             window or 0, a.scaling, a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
-            BLOCK_C=32, WINDOW=window is not None, SOFTCAP=a.softcap is not None,
+            BLOCK_C=32 if busy or queries > FEW_QUERIES or self.dtype.itemsize > 2 else 64,
+            WINDOW=window is not None, SOFTCAP=a.softcap is not None,
             IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2, **sizes, **settings,
         )  # fmt: skip
         if splits == 1:

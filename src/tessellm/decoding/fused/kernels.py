@@ -66,6 +66,16 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
     if EARLY:
         wait_for_inputs(OVERLAP)
+    if RANK > 0:
+        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
+        low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
+        second_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
+        if split == 0 or LOW_SPAN > 0:
+            column = tl.load(part_table + block) * RANK
+            low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+            if GLU > 0:
+                column = tl.load(part_table + blocks + block) * RANK
+                second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
@@ -79,12 +89,6 @@ def linear_kernel(  # type: ignore[no-untyped-def]
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
     if RANK > 0 and (split == 0 or LOW_SPAN > 0):
-        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
-        column = tl.load(part_table + block) * RANK
-        low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
-        if GLU > 0:
-            column = tl.load(part_table + blocks + block) * RANK
-            second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
                 up_NC = up_block(up_OC, block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)
