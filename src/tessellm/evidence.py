@@ -85,11 +85,10 @@ def explained(
     rule: Any, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
 ) -> tuple[Tensor, Any, Trace | None]:
     """Any rule, and why it said what it did, where it can tell."""
-    if hasattr(rule, "explain"):
-        why: tuple[Tensor, Any, Trace | None] = rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
-        return why
-    logp_BTV, state = rule(logp_MBTV, tokens_BT, mask_BT, state)
-    return logp_BTV, state, None
+    if not hasattr(rule, "explain"):
+        return *rule(logp_MBTV, tokens_BT, mask_BT, state), None
+    why: tuple[Tensor, Any, Trace | None] = rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
+    return why
 
 
 def read_rows(logp_MBTV: Tensor) -> Rows:
@@ -286,9 +285,8 @@ class Evidence:
     ) -> EvidenceState:
         """The state after the chunk: its last real row, or the old state where there is none."""
         if mask_BT.shape[1] == 1:
-            any_B = mask_BT[:, 0]
+            any_B, ring_BWF = mask_BT[:, 0], window_BTWF[:, 0]
             pending_BMV, entropy_BM = logp_MBTV[:, :, 0].transpose(0, 1), rows.entropy_BTM[:, 0]
-            ring_BWF = window_BTWF[:, 0]
         else:
             last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
             any_B, at_B = last_B >= 0, last_B.clamp_min(0)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_speculation import Biased, replace_verification, tiny
 
 from tessellm.decoding.bench import distribution
 from tessellm.decoding.bench.distribution import compared, draw, p_value, warm_draws
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.speculation import Speculation
+
+from test_speculation import Biased, replace_verification, tiny
 
 DRAWS, DRAWS_WITHOUT = 300, 600
 
