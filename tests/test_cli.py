@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -250,17 +251,45 @@ def test_real_processes_say_only_what_was_asked(out: Path, recipe: Path) -> None
     assert (stderr, closed.returncode) == ("", 1)
 
 
-@pytest.mark.parametrize(("stop", "code"), [(press_ctrl_c, 130), (told_to_end, 143)])
+@pytest.mark.parametrize(("stop", "code", "said"), [(press_ctrl_c, 130, "interrupted\n"), (told_to_end, 143, "")])
 def test_stopping_it_leaves_nothing_behind(
-    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Callable[..., str], code: int
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any, code: int, said: str
 ) -> None:
     monkeypatch.setattr("tessellm.checkpoint.model_card", stop)
     before = sorted(tmp_path.rglob("*"))
     ran = cli("compose", recipe, "-o", tmp_path / "new" / "out", "--self-contained", "--json", tmp_path / "json")
-    assert ran.code == code
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
+    assert ran == (code, "", said)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect", "bench", "evaluate"])
+def test_ctrl_c_is_told_of_in_one_line(
+    cli: Cli, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    arguments = {"generate": ["abc"], "evaluate": ["--tasks", "math", "-o", tmp_path / "table"]}
+    monkeypatch.setattr("tessellm.inspection.load_model", press_ctrl_c)
+    assert cli(command, out, *arguments.get(command, [])) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_is_told_of_before_any_command_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessellm.cli._be_quiet", press_ctrl_c)
+    assert cli("inspect", "nowhere") == (130, "", "interrupted\n")
+
+
+def test_a_real_process_is_interrupted(tmp_path: Path) -> None:
+    def hears_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job's children do not
+
+    running = start("reproduce", "theorems", "-o", tmp_path / "new" / "out", preexec_fn=hears_ctrl_c)
+    assert running.stderr is not None
+    lines = [next(running.stderr), next(running.stderr)]  # it has begun
+    running.send_signal(signal.SIGINT)
+    stdout, rest = running.communicate(timeout=120)
+    assert (stdout, running.returncode) == ("", 130)
+    assert all(line.startswith("  ") for line in (*lines, *rest.splitlines())[1:-1]), rest  # progress
+    assert rest.splitlines()[-1] == "interrupted"
+    assert not list(tmp_path.iterdir())
 
 
 def test_generation_needs_a_tokenizer(cli: Cli, members_dir: Path, tmp_path: Path) -> None:

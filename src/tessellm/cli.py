@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Exit codes: 0 done, 1 did not hold or failed, 2 bad usage."""
+"""The command line: parse, call, print. Exit codes: 0 done, 1 did not hold or failed, 2 bad usage, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import sys
+from typing import Any, NoReturn
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from .commands.bench import bench
 from .commands.compose import compose
@@ -24,7 +26,19 @@ from .commands.shared import err
 from .commands.tune import tune
 from .errors import TessellmError
 
+
+class Commands(TyperGroup):
+    """Tells of a Ctrl-C, which typer would end at without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            _interrupted(stop)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,13 +71,23 @@ def _ended(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
+def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
+    """One line: that it was stopped and, where the work can go on, from where."""
+    if err.is_terminal:
+        err.print()  # the terminal has shown ^C
+    err.print("; ".join(["interrupted", *getattr(stop, "__notes__", ())]), markup=False, soft_wrap=True)
+    sys.exit(128 + signal.SIGINT)
+
+
 def main() -> None:
     """The entry point: errors of ours become one message and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _be_quiet()
     before = signal.signal(signal.SIGTERM, _ended)
     try:
+        _be_quiet()
         app()
+    except KeyboardInterrupt as stop:
+        _interrupted(stop)
     except TessellmError as error:
         err.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

@@ -72,6 +72,17 @@ def state_folder(folder: Path) -> None:
         raise CheckpointError(f"{folder} cannot be a folder: {_reason(error)}. Remove it, or choose another") from error
 
 
+@contextmanager
+def going_on(folder: Path | None) -> Iterator[None]:
+    """What is done in here is kept in the folder as it comes: a Ctrl-C says so."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if folder is not None and any(path.is_file() and path.stat().st_size for path in folder.rglob("*")):
+            stop.add_note(f"what is done is kept in {folder}: run the same command again to go on")
+        raise
+
+
 def check_file(path: Path) -> None:
     """Refuse a file that cannot be written, before any work is done. What is there stays as it is."""
     try:

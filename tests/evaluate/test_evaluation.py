@@ -17,10 +17,11 @@ from tessellm.errors import CheckpointError
 from tessellm.evaluate import tasks
 from tessellm.evaluate.evaluation import check_folder
 from tessellm.evaluate.intervals import bootstrap, compare, sign_flip_test
+from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.protocol import Outcome, Problem
 from tessellm.evaluate.table import draw, latex, make_table, markdown
 
-from conftest import build_model, character_tokenizer, perturbed, save_member
+from conftest import build_model, character_tokenizer, perturbed, press_ctrl_c, save_member
 
 DATA = Path(__file__).parent / "data"
 
@@ -137,6 +138,22 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe
         journal.write_bytes(content[: len(content) * number // len(journals)])
     assert cli(*arguments, "-o", cut).code == 0
     assert without_times(cut) == expected
+
+
+@pytest.mark.usefixtures("short")
+def test_ctrl_c_says_how_to_go_on(cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("evaluate", recipe, "--tasks", "math", "--data", DATA, "--limit", 2, "-o", tmp_path / "out")
+    add = Journal.add
+
+    def add_and_stop(journal: Journal, key: str, **content: Any) -> Any:
+        return add(journal, key, **content) if not list(tmp_path.rglob("*.jsonl")) else press_ctrl_c()
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(Journal, "add", add_and_stop)
+        ran = cli(*arguments)
+    kept = f"interrupted; what is done is kept in {tmp_path / 'out'}: run the same command again to go on\n"
+    assert ran == (130, "", kept)
+    assert cli(*arguments).code == 0
 
 
 def test_a_run_that_was_killed_at_its_first_word_can_begin(tmp_path: Path) -> None:

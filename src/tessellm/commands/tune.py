@@ -136,6 +136,7 @@ def by_score(
     from ..compose import rule_entry
     from ..errors import RecipeError, require
     from ..evaluate.runner import Runner
+    from ..files import going_on
     from ..rules import LARGEST_WEIGHT
 
     require("lm_eval", "eval")
@@ -166,7 +167,8 @@ def by_score(
             told = {**settings, "part": asdict(settings["part"]), "data": str(running["data"])}
             check_folder(output, {"tune": told, "model": identity(composition)})
         journals = output / "journals" if output is not None else None
-        tuning = tune_by_score(composition, runner, journals=journals, tried=tried, **settings)
+        with going_on(output):
+            tuning = tune_by_score(composition, runner, journals=journals, tried=tried, **settings)
     show_weights(composition, tuning.weights)
     out.print(f"rule: {composition.config.rule['name']} → {tuning.rule}")
     out.print(f"score: {100 * tuning.before:.1f} % → {100 * tuning.after:.1f} % on {tuning.problems} problems")

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..compose import rule_entry
 from ..errors import CheckpointError, MissingExtraError, RecipeError, nearest, require
-from ..files import write_text
+from ..files import going_on, write_text
 from ..model import ComposedForCausalLM
 from ..provenance import environment
 from .columns import alone, with_rule
@@ -135,10 +135,11 @@ def evaluate(
     development = runner.check(plan.tasks, plan.part)
     check_folder(folder, {"plan": asdict(plan), "columns": {name: each.identity for name, each in columns.items()}})
     outcomes: dict[str, dict[str, Any]] = {task: {} for task in plan.tasks}
-    for name, column in columns.items():
-        journals = folder / "journals" / name
-        for task, outcome in runner.run(name, column.load(), plan.tasks, journals, plan.part, plan.limit):
-            outcomes[task][name] = outcome
+    with going_on(folder):
+        for name, column in columns.items():
+            journals = folder / "journals" / name
+            for task, outcome in runner.run(name, column.load(), plan.tasks, journals, plan.part, plan.limit):
+                outcomes[task][name] = outcome
     made_on = {"seed": plan.seed, **environment("lm_eval", "evalplus", "mergekit")}
     table = make_table(outcomes, subject, choices, development, made_on)
     _write(table, folder, note)

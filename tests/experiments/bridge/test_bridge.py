@@ -133,9 +133,10 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     said: list[str] = []
     with monkeypatch.context() as stopped:
         stopped.setattr(experiment, "decode_all", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as stop:
             experiment.run(0, tmp_path, "full", log=said.append)
     folder = tmp_path / "bridge-state"
+    assert stop.value.__notes__ == [f"what is done is kept in {folder}: run the same command again to go on"]
     assert sorted(path.name for path in folder.iterdir()) == ["cells.json", "features.safetensors"]
     features = (folder / "features.safetensors").read_bytes()
     (folder / "features.safetensors").unlink()

@@ -236,8 +236,9 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_table(
         return make(plan, seed, *rest)
 
     monkeypatch.setattr(experiment, "make", once)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stop:
         experiment.run(0, tmp_path, "cpu", lambda text: None)
+    assert f"is kept in {tmp_path / 'table'}:" in stop.value.__notes__[0]
     assert not (tmp_path / "table.json").exists()
     first = experiment.run(0, tmp_path, "cpu", lambda text: None)
     assert made == [0, 1, 1]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...files import state_folder
+from ...files import going_on, state_folder
 from ..claims import Claim, Result
 from ..correlation import correlation
 from ..devices import checked
@@ -188,13 +188,14 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
         check_copies(checked(setting.device))
         if state.folder is not None:
             state_folder(state.folder)
-    if "experts" not in state.cells:
-        score_experts(setting, seeds, splits, state, log)
-    if "models" not in state.cells and time.monotonic() - began < 60 * setting.first_minutes:
-        score_models(setting, seeds, splits, state, log)
-    elif "models" not in state.cells:
-        log("the single models are left for the next call: run the same command again")
-    know(setting, state, log)
+    with going_on(state.folder):
+        if "experts" not in state.cells:
+            score_experts(setting, seeds, splits, state, log)
+        if "models" not in state.cells and time.monotonic() - began < 60 * setting.first_minutes:
+            score_models(setting, seeds, splits, state, log)
+        elif "models" not in state.cells:
+            log("the single models are left for the next call: run the same command again")
+        know(setting, state, log)
     experts, models = state.cells["experts"], state.cells.get("models", [])
     claims = [Claim("finished", "single models trained too", bool(models), "true", bool(models))]
     claims += claims_of(experts, models) if models else []

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...files import going_on
 from ..claims import Claim, Result
 from ..correlation import correlation
 from ..panels import drawn
@@ -35,7 +36,8 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
     deadline = began + 60 * minutes if full else float("inf")
-    state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
+    with going_on(folder):
+        state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
     done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
     rows = [row for part in done for row in part]
     claims = [finished(len(done), len(wanted)), *claims_of(rows, full)]

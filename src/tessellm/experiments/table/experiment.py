@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import MissingExtraError, TessellmError
-from ...files import stored, write_text
+from ...files import going_on, stored, write_text
 from ...provenance import environment
 from ..claims import Result
 from ..panels import drawn
@@ -41,7 +41,8 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> dict[str, Any]:
     missing = [name for name in JUDGES if find_spec(name) is None]
     if missing and not lacking(plan, seeds, out / "table", size):
         raise MissingExtraError(f"the samples are there, but {UNJUDGED.format(' and '.join(missing))}")
-    facts = write_samples(plan, seeds, out / "table", size, log)
+    with going_on(out / "table"):
+        facts = write_samples(plan, seeds, out / "table", size, log)
     speed = speed_claim(facts, firm=size == "full")
     seconds = sum(sum(each["seconds"].values()) for each in facts)
     if missing:
