@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["skills", "many-experts", "endings", "rule-cost", "trig", "images", "table"])
+FULL = ["skills", "many-experts", "endings", "rule-cost", "trig", "scale", "bridge", "images", "table"]
+
+
+@pytest.mark.parametrize("name", FULL)
 def test_full_results_hold_and_say_where_they_come_from(name):
     content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert content["size"] == "full"

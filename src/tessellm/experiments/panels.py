@@ -31,10 +31,10 @@ def blank(width: float, height: float, **options: Any) -> Any:
     return Figure(figsize=(width, height), **options)
 
 
-def panels(count: int, width: float = 4.6, height: float = 3.7) -> tuple[Any, list[Any]]:
-    """An empty figure and its axes."""
-    figure = blank(width * count, height, dpi=150, facecolor="white", layout="constrained")
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
+def panels(count: int, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Any, list[Any]]:
+    """An empty figure and its axes, `count` in each row."""
+    figure = blank(width * count, height * rows, dpi=150, facecolor="white", layout="constrained")
+    axes = list(figure.subplots(rows, count, squeeze=False).flat)
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(color="#ECEEF1", linewidth=0.8)

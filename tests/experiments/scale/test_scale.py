@@ -254,18 +254,28 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_the_correlation_is_over_runs_that_were_trained_equally_long() -> None:
+def test_the_correlation_leaves_out_runs_that_were_trained_longer() -> None:
     def row(held_out: float, decodable: float, curve: list[Any]) -> dict[str, Any]:
-        return {"absent": [], "curve": curve, "held_out": {"score": held_out}, "decode": {"held_out": decodable}}
+        scores = {"held_out": {"score": held_out}, "decode": {"held_out": decodable}}
+        return {"absent": [], "curve": curve, "steps": 30 if curve else 3, **scores}
 
     short = [row(0.1 * n, 0.2 * n, []) for n in range(5)]
     assert [claim.id for claim in experiment.correlations(short, True)][-1] == "correlation-rank"
     claims = {claim.id: claim for claim in experiment.correlations([*short, row(0.0, 5.0, [[1, 0.0]])], True)}
     assert claims["correlation"].value == 1.0
-    assert "over 5 runs" in claims["correlation"].statement
+    assert "5 runs of at most 3 updates" in claims["correlation"].statement
     assert not claims["correlation"].holds  # too few
     assert claims["correlation-all"].value < 0
     assert "over 6 runs" in claims["correlation-all"].statement
+
+
+def test_the_committed_claims_are_what_the_committed_runs_show() -> None:
+    path = Path(__file__).resolve().parents[3] / "results" / "scale.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    wanted, found = stacks.stacks("full", 0), content["tables"]["runs"]
+    assert [row["stack"] for row in found] == [stack.name for stack in wanted for _ in stack.runs]
+    claims = [experiment.finished(len(wanted), len(wanted)), *experiment.claims_of(found, True)]
+    assert [dataclasses.asdict(claim) for claim in claims] == content["claims"]
 
 
 def test_every_full_stack_fits_the_limits_of_a_call() -> None:

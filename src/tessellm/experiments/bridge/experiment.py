@@ -278,22 +278,24 @@ def by_pair(experts: list[dict[str, Any]]) -> list[tuple[float, float]]:
 def draw(experts: list[dict[str, Any]], models: list[dict[str, Any]], out: Path) -> str:
     lengths = sorted({c["length"] for c in models})
     figure, axes = panels(len(lengths) + 1)
+    colours = dict(zip(sorted({c["regime"] for c in experts}), (COLOURS[0], COLOURS[2]), strict=False))
     for ax, length in zip(axes, lengths, strict=False):
         cells = [c for c in models if c["length"] == length]
         ax.scatter([c["share"] for c in cells], [c["right"]["share"] for c in cells], s=14, color=COLOURS[1], alpha=0.6)
         ax.plot(*zip(*curve(models, length), strict=True), color=COLOURS[1], label="one model")
-        for number, regime in enumerate(sorted({c["regime"] for c in experts})):
+        for regime, colour in colours.items():
             shares = [c["composed"]["share"] for c in experts if c["length"] == length and c["regime"] == regime]
-            colour = COLOURS[(0, 2)[number % 2]]
             ax.axhline(mean(shares), color=colour, label=f"composed experts ({regime})")
             ax.axhspan(min(shares), max(shares), color=colour, alpha=0.12)
         ax.set_ylim(-0.02, 1.02)
-        ax.legend(fontsize=7)
         caption(ax, f"Chains of {length}", "share of combinations trained on", "held-out combinations right")
+    axes[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, 0.96))  # curves begin below
     known = by_model(models, lengths[0])
     axes[-1].scatter([k for _, k in known], [r for r, _ in known], color=COLOURS[1], label="one model")
-    pairs = by_pair(experts)
-    axes[-1].scatter([k for _, k in pairs], [r for r, _ in pairs], s=12, color=COLOURS[0], label="pair of experts")
+    for regime, colour in colours.items():
+        pairs = by_pair([c for c in experts if c["regime"] == regime])
+        x, y = [k for _, k in pairs], [r for r, _ in pairs]
+        axes[-1].scatter(x, y, s=12, color=colour, alpha=0.6, label=f"pair of experts ({regime})")
     axes[-1].legend(fontsize=7)
-    caption(axes[-1], "What the layers know", "decodability of whose turn it is", "held-out chains of 2 right")
+    caption(axes[-1], "What the layers know", "decodability of whose turn it is", "chains of 2 right")
     return save(figure, out, "bridge")

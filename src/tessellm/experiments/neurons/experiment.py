@@ -126,6 +126,8 @@ def draw(cells: list[dict[str, Any]], exact: list[dict[str, Any]], out: Path) ->
         left.loglog(neurons, [c["bound"] for c in chosen], ":", color=COLOURS[number])
         left.loglog(neurons, [c["adversarial"] for c in chosen], "o-", color=COLOURS[number], label=f"M = {modules}")
     left.minorticks_off()
+    counts = sorted({c["neurons"] for c in cells})
+    left.set_xticks(counts, [f"{count:,}" for count in counts])
     left.legend(fontsize=7)
     caption(left, "Error (adversarial) and its bound (dotted)", "neurons", "largest error")
     for number, pieces in enumerate(PIECES):
