@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tessellm.experiments.trig import experiment as trig
-from tessellm.experiments.trig.members import KEPT
+from tessellm.experiments.trig.members import KEPT, MEMBERS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,8 +42,8 @@ def keep(source: Path, results: Path, kept_members: Path, commit: str) -> list[s
             text = json.dumps({**facts, "commit": facts["commit"] or commit}, indent=1, ensure_ascii=False) + "\n"
         (results / "table" / path.name).write_text(text, encoding="utf-8")
         kept.append(f"table/{path.name}")
-    if (source / trig.MEMBERS_FILE).is_file():
-        shutil.copyfile(source / trig.MEMBERS_FILE, kept_members)
+    if (source / MEMBERS_FILE).is_file():
+        shutil.copyfile(source / MEMBERS_FILE, kept_members)
         kept.append(kept_members.name)
     return kept
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -122,8 +124,20 @@ def test_a_full_run_trains_keeps_and_evaluates_members_and_a_cpu_run_takes_them(
     again = trig.run(0, tmp_path, "cpu", heard.append)
     assert again.tables["trained"][0]["proved"] == result.tables["trained"][0]["proved"]
     monkeypatch.setattr(trig, "KEPT", tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="nowhere, which comes with the package, is missing"):
+    with pytest.raises(CheckpointError, match=r"expected trained members of trig at .*nowhere, .* no such file"):
         trig.run(0, tmp_path, "cpu", heard.append)
+
+
+def test_where_members_are_missing_the_command_that_is_told_puts_them_there(tiny, tmp_path):
+    (tmp_path / "my package").mkdir()
+    expected = tmp_path / "my package" / "members.safetensors"
+    with pytest.raises(CheckpointError) as told:
+        trig_members.load(expected)
+    train, put = str(told.value).rpartition(": ")[2].split(" && ")
+    assert train == "tessellm reproduce trig --size full -o OUT"
+    trig.run(0, tmp_path, "full", lambda text: None)
+    subprocess.run(shlex.split(put.replace("OUT", str(tmp_path))), check=True)
+    assert trig_members.load(expected)[1]["seed"] == 0
 
 
 def test_what_another_machine_wrote_is_kept_with_commit_pictures_and_members(tiny, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from ...compose import compose
 from ...diagnose.interference import rows_of
 from ...diagnose.trace import trace_generation
 from ..stacked import Params, to_llama
-from ..trig.members import KEPT, MEMBERS, NUMBER, PADDING, SHAPE, load
+from ..trig.members import KEPT, MEMBERS, NUMBER, PADDING, SHAPE, load, missing
 from ..trig.problems import NAMES, random_problem
 from ..trig.proofs import DOT, Proof, check
 from ..trig.trained import padded, words
@@ -40,7 +40,7 @@ FULL = Plan((0.6, 0.7, 0.8, 1.0), (("evidence", 1.0), ("product", 1.0), ("produc
 
 def judged(seed: int, size: str, device: str, log: Callable[[str], None]) -> Iterator[Judged]:
     if not KEPT.is_file():
-        log(f"trig is left out: no trained members at {KEPT} (`tessellm reproduce trig --size full` makes them)")
+        log(f"trig is left out: {missing(KEPT)}")
         return
     plan, members = FULL if size == "full" else QUICK, load(KEPT)[0]
     rng = random.Random(f"prediction/{seed}")

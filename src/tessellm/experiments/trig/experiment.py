@@ -24,7 +24,7 @@ from ..claims import Claim, Result
 from ..panels import drawn
 from . import trained
 from .expressions import skeleton
-from .members import KEPT, Training, load, members_of, pool, save, train_members
+from .members import KEPT, MEMBERS_FILE, Training, load, members_of, pool, save, train_members
 from .problems import NAMES, VOCABULARY, Prover, random_problem
 from .proofs import DOT, Proof, check
 
@@ -35,7 +35,6 @@ KINDS = (
     tuple(frozenset(NAMES) - {name} for name in NAMES),
     (frozenset(NAMES),),
 )
-MEMBERS_FILE = "trig-members.safetensors"
 EXACT_PROBLEMS = 30
 PROBLEMS = {"cpu": 20, "full": 200}  # for trained members
 TRAINING = {"full": Training(3, 300_000, 128, (20_000, 8_000), (2e-3, 1e-3), (200.0, 140.0))}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ SMOOTHING = 0.01
 BYSTANDERS = 0.35  # the share of texts with one
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}
 KEPT = Path(__file__).with_name("members.safetensors")
+MEMBERS_FILE = "trig-members.safetensors"  # of a run at full size, in its folder
 REINSTALL = "Install tessellm again"
 CHUNK = 2000  # texts that one process makes at a time
 
@@ -173,12 +175,21 @@ def save(members: Params, path: Path, about: dict[str, Any]) -> None:
         save_file({name: p.bfloat16().cpu().contiguous() for name, p in members.items()}, file, metadata)
 
 
+def missing(path: Path) -> str:
+    """What to say where there are no members, and how to get some."""
+    return (
+        f"expected trained members of trig at {path}, where they come with the package; there is no such file. "
+        f"{REINSTALL}, or train them on a GPU and put them there: tessellm reproduce trig --size full -o OUT && "
+        f"cp OUT/{MEMBERS_FILE} {shlex.quote(str(path))}"
+    )
+
+
 def load(path: Path) -> tuple[Params, dict[str, Any]]:
     """Members that come with the package, and how they were made."""
     from safetensors import safe_open
 
     if not path.is_file():
-        raise CheckpointError(f"{path}, which comes with the package, is missing. {REINSTALL}")
+        raise CheckpointError(missing(path))
     with stored(path, REINSTALL), safe_open(path, "pt") as file:
         metadata = file.metadata()
         if json.loads(metadata["shape"]) != asdict(SHAPE):
