@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessellm.decoding.drafts import LONGEST_MATCH, MOST_MISSES, SHORTEST_COPY, Lookup, Text, room
+from tessellm.decoding import drafts
+from tessellm.decoding.drafts import LONGEST_MATCH, MOST_MISSES, MOST_PLACES, SHORTEST_COPY, Lookup, Text, room
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 
 
-def slow_search(tokens: list[int]) -> tuple[int, int]:
-    """Look at every place, longest ends first, latest places first."""
+def slow_search(tokens: list[int], most: int) -> tuple[int, int]:
+    """Look at every place, of a pair's at the latest `most`; longest ends first, latest places first."""
+    places = range(len(tokens) - 1, 0, -1)
+    behind_pair = [place for place in places if place > 1 and tokens[place - 2 : place] == tokens[-2:]][:most]
     for size in range(min(LONGEST_MATCH, len(tokens)), 0, -1):
-        for start in range(len(tokens) - 1, size - 1, -1):
-            if tokens[start - size : start] == tokens[-size:]:
+        for start in behind_pair if size > 1 else places:
+            if start >= size and tokens[start - size : start] == tokens[-size:]:
                 return size, start
     return 0, 0
 
 
-def slow_match(tokens: list[int]) -> tuple[int, int, list[int]]:
+def slow_match(tokens: list[int], most: int) -> tuple[int, int, list[int]]:
     """All of the text again, token by token: is it a copy, of what, and what would it write next, in four tokens?"""
     source, misses = -1, 0
     pairs: list[tuple[int, int]] = []  # of source and copy, in order
@@ -31,11 +39,11 @@ def slow_match(tokens: list[int]) -> tuple[int, int, list[int]]:
             source = source + 1 if misses <= MOST_MISSES else -1
         if source >= 0 and not misses:
             continue
-        size, start = slow_search(tokens[: end + 1])
+        size, start = slow_search(tokens[: end + 1], most)
         if size == LONGEST_MATCH or source < 0:
             pairs = pairs[: len(pairs) - misses]
             source, misses = start if size >= SHORTEST_COPY else -1, 0
-    size, start = slow_search(tokens) if source < 0 else (-1 - misses, source)
+    size, start = slow_search(tokens, most) if source < 0 else (-1 - misses, source)
     changes = {} if source < 0 else dict(pairs[: len(pairs) - misses])
     following = [tokens[start + i % (len(tokens) - start)] for i in range(4)] if tokens else []
     return size, start, [changes.get(token, token) for token in following]
@@ -53,14 +61,50 @@ def changed_copies(draw: st.DrawFn) -> list[int]:
     return tokens
 
 
-@given(tokens=st.one_of(st.lists(st.integers(0, 3), max_size=30), changed_copies()), cut=st.integers(0, 30))
-def test_finds_what_a_search_of_the_whole_text_finds(tokens: list[int], cut: int) -> None:
+@given(
+    tokens=st.one_of(st.lists(st.integers(0, 3), max_size=30), changed_copies()),
+    cut=st.integers(0, 30),
+    most=st.sampled_from([MOST_PLACES, 3, 1]),
+)
+def test_finds_what_a_search_of_the_whole_text_finds(tokens: list[int], cut: int, most: int) -> None:
     text = Text()
-    text.grow(tokens[:cut])
-    text.grow(tokens[cut:])
-    size, start, following = slow_match(tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafts, "MOST_PLACES", most)
+        text.grow(tokens[:cut])
+        text.grow(tokens[cut:])
+    size, start, following = slow_match(tokens, most)
     assert text.match() == (size, start)
     assert not tokens or text.follow(start, 4) == following
+
+
+class Watched(list[int]):
+    """Counts how often a token is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(place)
+
+
+def contrived(count: int, others: Iterator[int]) -> list[int]:
+    """A pair of tokens again and again, before it always a new one; so many between that no copy lasts."""
+    new, tokens = iter(range(10, count)), list[int]()
+    while len(tokens) < count:
+        tokens += [1, 2] + [next(new) for _ in range(next(others))]
+    return tokens[:count]
+
+
+@pytest.mark.parametrize("between", [(3,), (1, 3, 2), (4, 3, 5)])
+def test_no_token_takes_more_looks_the_longer_the_text_is(between: tuple[int, ...]) -> None:
+    text = Text()
+    text.tokens = watched = Watched()
+    most = 0
+    for token in contrived(6000, cycle(between)):
+        watched.looks = 0
+        text.grow([token])
+        most = max(most, watched.looks)
+    assert most <= 2 * (LONGEST_MATCH - 1) * MOST_PLACES + 8  # two for each that is compared; those of the end itself
 
 
 def test_a_copy_with_changed_tokens_goes_on_behind_them() -> None:

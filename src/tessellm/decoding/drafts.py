@@ -26,6 +26,7 @@ from .verification import Verification
 LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
 SHORTEST_COPY = 2  # so many that were found are taken for the beginning of a copy
 MOST_MISSES = 2  # tokens in a row that a copy may change
+MOST_PLACES = 64  # the latest of a pair of tokens that are looked at: more would make some texts' time quadratic
 
 
 class Drafter(Protocol):
@@ -93,20 +94,20 @@ class Text:
         self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
     def _find(self) -> tuple[int, int]:
-        """The longest end that was seen before, the latest time."""
+        """The longest end that was seen before, the latest time; of a pair's places, the latest are looked at."""
         tokens, best = self.tokens, (0, 0)
         place = self._after_pair.get((tokens[-2], tokens[-1]), -1) if len(tokens) > 1 else -1
         if place < 0:
             return (1, self._after[tokens[-1]]) if tokens[-1] in self._after else best
-        while place >= 0:
+        for _ in range(MOST_PLACES):
             size = 2
             while size < min(place, LONGEST_MATCH) and tokens[place - size - 1] == tokens[-size - 1]:
                 size += 1
             if size > best[0]:
                 best = size, place
-            if size == LONGEST_MATCH:
-                break
             place = self._before[place]
+            if size == LONGEST_MATCH or place < 0:
+                break
         return best
 
     def match(self) -> tuple[int, int]:
