@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tessellm.errors import CheckpointError, TrainingError
 from tessellm.experiments.bridge import experiment
 from tessellm.experiments.bridge.combinations import ChainTable, combinations, gold, split
 from tessellm.experiments.bridge.knowledge import ROWS, decode_all, due_skill, read
+from tessellm.experiments.bridge.state import State
 from tessellm.experiments.skills import chains
 from tessellm.experiments.skills.members import oracle, wrong
 from tessellm.experiments.stacked import Shape, initialise, to_llama
@@ -148,7 +150,12 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     assert not first.holds
     assert any("run the same command again" in text for text in said)
     monkeypatch.setattr(experiment, "size_of", lambda name: toy)
+    kept = json.loads((folder / "cells.json").read_text())
+    assert 0 < kept["seconds"] <= first.seconds
+    (folder / "cells.json").write_text(json.dumps({**kept, "seconds": 1e6}))
+    assert State(folder, [7]).stopwatch.seconds < 1e6  # of other seeds
     result = experiment.run(0, tmp_path, "full", log=said.append)
+    assert 1e6 < result.seconds < 1e6 + 600
     content = result.write(tmp_path)
     ids = {claim["id"] for claim in content["claims"]}
     assert {"finished", "single-2", "composed-aligned-2", "crossing-aligned-2"} <= ids
@@ -159,7 +166,12 @@ def test_the_experiment_runs_at_a_toy_size_and_goes_on_where_it_stopped(
     assert sorted(tuple(pair["pair"]) for pair in pairs) == sorted(combinations(SKILLS, 2))
     assert all(0 <= pair["knows"] <= 1 for pair in pairs)
     monkeypatch.setattr(experiment, "score_models", None)
-    assert experiment.run(0, tmp_path, "full", log=said.append).tables == result.tables
+    kept = json.loads((folder / "cells.json").read_text())
+    assert 1e6 < kept.pop("seconds") <= result.seconds
+    (folder / "cells.json").write_text(json.dumps(kept))  # as older versions wrote it
+    again = experiment.run(0, tmp_path, "full", log=said.append)
+    assert again.tables == result.tables
+    assert again.seconds < 600
     assert [path.name for path in folder.iterdir()] == ["cells.json"]
     for damaged in ("{", "[]", '{"cells": []}'):
         (folder / "cells.json").write_text(damaged)

@@ -225,17 +225,52 @@ def test_resuming_restores_the_weights() -> None:
     assert second.steps == 40
 
 
-def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def toys(size: str, seed: int) -> list[Stack]:
-        return [
-            dataclasses.replace(
-                each, steps=4, modules=6, size=4 if each.family == "hyperteacher" else 16, tasks=4,
-                network=dataclasses.replace(each.network, width=each.network.width // 8 * 2),
-            )
-            for each in small(size, seed)
-        ]  # fmt: skip
+def toys(size: str, seed: int) -> list[Stack]:
+    return [
+        dataclasses.replace(
+            each, steps=4, modules=6, size=4 if each.family == "hyperteacher" else 16, tasks=4,
+            network=dataclasses.replace(each.network, width=each.network.width // 8 * 2),
+        )
+        for each in stacks.stacks(size, seed)
+    ]  # fmt: skip
 
-    small = stacks.stacks
+
+def test_a_run_that_was_interrupted_says_that_it_goes_on_and_how_long_it_took_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = tmp_path / ".scale-state", list[str]()
+    monkeypatch.setattr(experiment, "stacks", lambda size, seed: toys(size, seed)[:3])
+    monkeypatch.setattr("tessellm.experiments.stopwatch.monotonic", lambda: 10.0 * len(said))  # a line takes so long
+
+    def interrupted(text: str) -> None:
+        said.append(text)
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        experiment.run(0, tmp_path, "cpu", interrupted)
+    assert stop.value.__notes__ == [f"what is done is kept in {folder}: run the same command again to go on"]
+    kept = json.loads((folder / "state.json").read_text())
+    assert kept["seconds"] == 10  # until the second stack was kept
+    said.clear()
+    again = experiment.run(0, tmp_path, "cpu", said.append)
+    assert said[0] == f"going on from {folder}; remove it to begin anew"
+    assert len(said) == 2
+    assert again.seconds == 10 + 20
+    for changes, seed, seconds, lines in (
+        ({"seconds": 50.0}, 0, 50.0, 2),
+        ({"seconds": 50.0}, 1, 0.0, 3),  # what is kept is another seed's
+        ({}, 0, 0.0, 2),  # as older versions wrote it
+    ):
+        folder.mkdir()
+        old = {name: kept[name] for name in ("finished", "stopped", "broken")}
+        (folder / "state.json").write_text(json.dumps(old | changes))
+        said.clear()
+        assert experiment.run(seed, tmp_path, "cpu", said.append).seconds == seconds + 10 * lines
+        assert len(said) == lines
+
+
+def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "stacks", toys)
     monkeypatch.setattr("tessellm.experiments.scale.stacks.SHARES", (0.5,))
     result = experiment.run(0, tmp_path, "cpu", log=lambda text: None)

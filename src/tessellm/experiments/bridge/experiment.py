@@ -201,7 +201,8 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     claims += claims_of(experts, models) if models else []
     figures = drawn(lambda: draw(experts, models, out)) if models else []
     tables = {"experts": experts, "models": models, "updates": {"single": setting.model_updates}}
-    return Result("bridge", claims, seed, size, time.monotonic() - began, figures, tables)
+    state.write()
+    return Result("bridge", claims, seed, size, state.stopwatch.seconds, figures, tables)
 
 
 def mean(values: list[float]) -> float:

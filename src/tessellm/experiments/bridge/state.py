@@ -1,4 +1,5 @@
-"""What calls of the bridge experiment leave for the next one: scores in one file, what layers held in another.
+"""What calls of the bridge experiment leave for the next one: scores and seconds in one file, what layers held in
+another.
 
 Members are too large to carry. What a decoder is to be fitted on is not: it is kept in half precision, so that
 decodability, which needs no GPU, can be worked out after the members are gone, and elsewhere.
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...files import new_file, stored, write_text
+from ..stopwatch import Stopwatch
 from .knowledge import Read
 
 Cells = list[dict[str, Any]]
@@ -26,17 +28,19 @@ class State:
         self.folder, self.seeds = folder, seeds
         self.cells: dict[str, Cells] = {}
         self.features: dict[str, Tensor] = {}
+        self.stopwatch = Stopwatch()
         path = self._path("cells.json")
         if path is None or not path.is_file():
             return
         with stored(path):
             content = json.loads(path.read_text(encoding="utf-8"))
             found = dict(content["cells"]) if content["seeds"] == seeds else {}
+            seconds = float(content.get("seconds", 0.0)) if found else 0.0  # older states lack it
         tensors = path.with_name("features.safetensors")
         if found and tensors.is_file():
             with stored(tensors, f"Remove the folder {self.folder} to make it anew"):
                 self.features = load_file(tensors)
-        self.cells = found
+        self.cells, self.stopwatch = found, Stopwatch(seconds)
 
     def add(self, kind: str, cells: Cells, features: dict[str, Tensor]) -> None:
         self.cells[kind] = cells
@@ -50,7 +54,8 @@ class State:
     def write(self) -> None:
         path = self._path("cells.json")
         if path is not None:
-            write_text(path, json.dumps({"seeds": self.seeds, "cells": self.cells}) + "\n")
+            content = {"seeds": self.seeds, "cells": self.cells, "seconds": self.stopwatch.seconds}
+            write_text(path, json.dumps(content) + "\n")
 
     def read(self, name: str) -> Read:
         """What layers held of that name."""

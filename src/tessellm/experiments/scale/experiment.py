@@ -30,12 +30,11 @@ LEARNED = {"identity": 0.95, "orthogonal": 0.95, "language": 0.95, "invertible":
 
 def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, minutes: float = MINUTES) -> Result:
     """Train what is not trained yet, then write `scale.json` and `scale.png`."""
-    began = time.monotonic()
     full = size == "full"
     folder = out / "scale-state" if full else out / ".scale-state"
     wanted = stacks(size, seed)
     torch.set_float32_matmul_precision("highest")
-    deadline = began + 60 * minutes if full else float("inf")
+    deadline = time.monotonic() + 60 * minutes if full else float("inf")
     with going_on(folder):
         state = train_stacks(wanted, folder, "cuda" if full else "cpu", deadline, log)
     done = [rows for stack in wanted if (rows := state.rows(stack)) is not None]
@@ -44,10 +43,12 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, min
     enough = any(stack.name == "reference" and state.rows(stack) for stack in wanted)  # for every panel
     figures = drawn(lambda: draw(rows, out)) if enough else []
     under_way = {name: {"step": found["step"], "curve": found["curve"]} for name, found in state.stopped.items()}
-    if not full:
+    if full:
+        state.write()
+    else:
         _remove(folder)
     tables = {"runs": rows, "under_way": under_way, "broken": state.broken}
-    return Result("scale", claims, seed, size, time.monotonic() - began, figures, tables)
+    return Result("scale", claims, seed, size, state.stopwatch.seconds, figures, tables)
 
 
 def _remove(folder: Path) -> None:

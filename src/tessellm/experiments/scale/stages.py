@@ -16,6 +16,7 @@ from ...errors import TrainingError
 from ...files import state_folder
 from ..devices import checked
 from ..finite import check_copies
+from ..stopwatch import Stopwatch
 from .measure import held_out_scores, measure
 from .state import Rows, State
 from .training import Stack, Trainer, advance
@@ -29,6 +30,10 @@ Log = Callable[[str], None]
 def train_stacks(wanted: list[Stack], folder: Path, device: str, deadline: float, log: Log) -> State:
     """Train what is not trained yet, as far as time allows."""
     state = State(folder)
+    if any(map(state.begun, wanted)):
+        log(f"going on from {folder}; remove it to begin anew")
+    else:
+        state.stopwatch = Stopwatch()  # what is here, if anything, is of other stacks
     if any(state.rows(stack) is None for stack in wanted):
         check_copies(checked(device))
         state_folder(folder)

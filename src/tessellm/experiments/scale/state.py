@@ -1,8 +1,8 @@
 """What calls of the scale experiment leave for the next one: few files, so that they are easily carried.
 
-`state.json` holds the rows of every finished stack, the curve of a stopped one and what broke. The weights of a stopped
-stack are in half precision, its runs in a row, cut into files of at most 16 MiB named by the step that they belong to:
-files of an older step stay until `state.json` names the new ones.
+`state.json` holds the rows of every finished stack, the curve of a stopped one, what broke and how long it took. The
+weights of a stopped stack are in half precision, its runs in a row, cut into files of at most 16 MiB named by the step
+that they belong to: files of an older step stay until `state.json` names the new ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import TrainingError
 from ...files import new_file, stored, write_text
+from ..stopwatch import Stopwatch
 from .training import Stack, Trainer
 
 PART = (16 * 2**20 - 2**16) // 2  # numbers in a file: 16 MiB, a little left for its header
@@ -31,11 +32,19 @@ class State:
         self.finished: dict[str, dict[str, Any]] = {}
         self.stopped: dict[str, dict[str, Any]] = {}
         self.broken: list[str] = []
+        self.stopwatch = Stopwatch()
         if self.path.is_file():
             with stored(self.path):
                 content = json.loads(self.path.read_text(encoding="utf-8"))
                 self.finished, self.stopped = dict(content["finished"]), dict(content["stopped"])
                 self.broken = list(content["broken"])
+                self.stopwatch = Stopwatch(float(content.get("seconds", 0.0)))  # older states lack it
+
+    def begun(self, stack: Stack) -> bool:
+        """Whether something of exactly this one is here."""
+        with stored(self.path):
+            kept = (found.get(stack.name) for found in (self.finished, self.stopped))
+            return any(found is not None and found["stack"] == str(stack) for found in kept)
 
     def rows(self, stack: Stack) -> Rows | None:
         """A finished stack's, if it was exactly this one."""
@@ -46,11 +55,11 @@ class State:
     def finish(self, stack: Stack, rows: Rows) -> None:
         self.finished[stack.name] = {"stack": str(stack), "rows": rows}
         self.stopped.pop(stack.name, None)
-        self._write()
+        self.write()
 
     def note(self, broken: str) -> None:
         self.broken.append(broken)
-        self._write()
+        self.write()
 
     def stop(self, trainer: Trainer, curve: Rows) -> None:
         """Keep a stack that is not done yet."""
@@ -64,7 +73,7 @@ class State:
         self.stopped[name] = {
             "stack": str(trainer.stack), "step": trainer.steps, "parts": len(parts), "curve": curve
         }  # fmt: skip
-        self._write()
+        self.write()
 
     def resume(self, trainer: Trainer) -> Rows:
         """Continue a stopped stack, if there is one of exactly this kind; its curve."""
@@ -83,8 +92,11 @@ class State:
             trainer.resume(_shaped(trainer, torch.cat(parts).float()), step)
         return curve
 
-    def _write(self) -> None:
-        content = {"finished": self.finished, "stopped": self.stopped, "broken": self.broken}
+    def write(self) -> None:
+        content = {
+            "finished": self.finished, "stopped": self.stopped, "broken": self.broken,
+            "seconds": self.stopwatch.seconds,
+        }  # fmt: skip
         write_text(self.path, json.dumps(content) + "\n")
         counts = [(name, found["step"], found["parts"]) for name, found in self.stopped.items()]
         named = {_file(name, step, number) for name, step, parts in counts for number in range(parts)}
