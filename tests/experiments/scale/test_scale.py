@@ -15,7 +15,6 @@ from scale_cases import TOY, drawn
 from torch import Tensor
 
 from tessellm.errors import CheckpointError, TrainingError
-from tessellm.experiments.correlation import correlation
 from tessellm.experiments.scale import encodings, experiment, stacks, stages
 from tessellm.experiments.scale.measure import decode, measure
 from tessellm.experiments.scale.networks import Mlp, Transformer
@@ -289,30 +288,6 @@ def test_the_experiment_runs_at_a_toy_size(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_the_correlation_leaves_out_runs_that_were_trained_longer() -> None:
-    def row(held_out: float, decodable: float, curve: list[Any]) -> dict[str, Any]:
-        scores = {"held_out": {"score": held_out}, "decode": {"held_out": decodable}}
-        return {"absent": [], "curve": curve, "steps": 30 if curve else 3, **scores}
-
-    short = [row(0.1 * n, 0.2 * n, []) for n in range(5)]
-    assert [claim.id for claim in experiment.correlations(short, True)][-1] == "correlation-rank"
-    claims = {claim.id: claim for claim in experiment.correlations([*short, row(0.0, 5.0, [[1, 0.0]])], True)}
-    assert claims["correlation"].value == 1.0
-    assert "5 runs of at most 3 updates" in claims["correlation"].statement
-    assert not claims["correlation"].holds  # too few
-    assert claims["correlation-all"].value < 0
-    assert "over 6 runs" in claims["correlation-all"].statement
-
-
-def test_the_committed_claims_are_what_the_committed_runs_show() -> None:
-    path = Path(__file__).resolve().parents[3] / "results" / "scale.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    wanted, found = stacks.stacks("full", 0), content["tables"]["runs"]
-    assert [row["stack"] for row in found] == [stack.name for stack in wanted for _ in stack.runs]
-    claims = [experiment.finished(len(wanted), len(wanted)), *experiment.claims_of(found, True)]
-    assert [dataclasses.asdict(claim) for claim in claims] == content["claims"]
-
-
 def test_every_full_stack_fits_the_limits_of_a_call() -> None:
     """What a call leaves: at most 16 MiB a file, 64 MiB and eight files together, results and bridge's state too."""
     full = stacks.stacks("full", 0)
@@ -327,21 +302,6 @@ def test_every_full_stack_fits_the_limits_of_a_call() -> None:
     assert 2 * PART < 16 * 2**20
     teacher = [run for each in full if each.family == "hyperteacher" and each.steps < stages.LONG for run in each.runs]
     assert len([run for run in teacher if run.support != "non_compositional"]) >= 30
-
-
-def test_correlations_are_known_ones() -> None:
-    found = correlation([1, 2, 3, 4, 5, 6], [2, 4, 6, 8, 10, 100])
-    assert found["spearman"] == pytest.approx(1)
-    assert 0.6 < found["pearson"] < 1
-    assert correlation([1, 1, 2, 2], [1, 2, 1, 2])["spearman"] == pytest.approx(0)
-    x = torch.randn(200, generator=drawn()).tolist()
-    y = [value + noise for value, noise in zip(x, torch.randn(200, generator=drawn(1)).tolist(), strict=True)]
-    found = correlation(x, y)
-    assert found["low"] < found["pearson"] < found["high"]
-    from scipy import stats
-
-    assert found["pearson"] == pytest.approx(stats.pearsonr(x, y)[0])
-    assert found["spearman"] == pytest.approx(stats.spearmanr(x, y)[0])
 
 
 @pytest.mark.gpu

@@ -294,9 +294,8 @@ def draw(experts: list[dict[str, Any]], models: list[dict[str, Any]], out: Path)
     known = by_model(models, lengths[0])
     axes[-1].scatter([k for _, k in known], [r for r, _ in known], color=COLOURS[1], label="one model")
     for regime, colour in colours.items():
-        pairs = by_pair([c for c in experts if c["regime"] == regime])
-        x, y = [k for _, k in pairs], [r for r, _ in pairs]
-        axes[-1].scatter(x, y, s=12, color=colour, alpha=0.6, label=f"pair of experts ({regime})")
+        right, knows = zip(*by_pair([c for c in experts if c["regime"] == regime]), strict=True)
+        axes[-1].scatter(knows, right, s=12, color=colour, alpha=0.6, label=f"pair of experts ({regime})")
     axes[-1].legend(fontsize=7)
     caption(axes[-1], "What the layers know", "decodability of whose turn it is", "chains of 2 right")
     return save(figure, out, "bridge")
