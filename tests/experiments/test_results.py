@@ -2,9 +2,16 @@
 
 import importlib.util
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from tessellm.experiments.bridge import experiment as bridge
+from tessellm.experiments.images import experiment as images
+from tessellm.experiments.neurons import experiment as neurons
+from tessellm.experiments.scale import experiment as scale
+from tessellm.experiments.scale.stacks import stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,6 +27,27 @@ def test_full_results_hold_and_say_where_they_come_from(name):
     assert content["hardware"]
     assert any(claim["target"] for claim in content["claims"])
     assert all(claim["holds"] for claim in content["claims"] if claim["target"])
+
+
+@pytest.mark.parametrize(
+    ("name", "claims_of"),
+    [
+        ("scale", lambda tables: scale.claims_of(tables["runs"], full=True)),
+        ("bridge", lambda tables: bridge.claims_of(tables["experts"], tables["models"])),
+        ("images", lambda tables: images.claims_of(tables["models"])),
+        ("neurons", lambda tables: neurons.claims_of(tables["approximate"], tables["exact"])),
+    ],
+)
+def test_claims_are_what_the_tables_beside_them_show(name, claims_of):
+    content = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    claims = [claim for claim in content["claims"] if claim["id"] != "finished"]
+    assert claims == [asdict(claim) for claim in claims_of(content["tables"])]
+
+
+def test_all_runs_of_scale_are_there():
+    content = json.loads((ROOT / "results" / "scale.json").read_text(encoding="utf-8"))
+    found = [(row["stack"], row["steps"]) for row in content["tables"]["runs"]]
+    assert found == [(stack.name, stack.steps) for stack in stacks("full", content["seed"]) for _ in stack.runs]
 
 
 def test_the_pages_on_rules_show_the_results():

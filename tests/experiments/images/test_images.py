@@ -13,7 +13,7 @@ import torch
 from tessellm.diagnose.labelled import Labelled
 from tessellm.errors import MemberError
 from tessellm.experiments.images import experiment, scenes
-from tessellm.experiments.images.flow import Flow
+from tessellm.experiments.images.flow import REPORTS, Flow
 
 
 def drawn(seed: int = 0) -> torch.Generator:
@@ -55,7 +55,9 @@ def test_splits_hold_every_part_and_nest_by_seed() -> None:
 def test_a_model_learns_its_combinations_and_is_alone_in_its_stack() -> None:
     flow = Flow(128, 2, updates=900, rows=64)
     trained = torch.tensor([0, 30, 77, 140])
-    params = flow.train([trained, torch.tensor([5, 60, 99, 120])], 0, "cpu")
+    said: list[str] = []
+    params = flow.train([trained, torch.tensor([5, 60, 99, 120])], 0, "cpu", said.append)
+    assert len(said) == REPORTS
     pictures, hidden = flow.sample(params, trained.repeat(8).expand(2, -1), drawn())
     right = [(scenes.judge(pictures[n]) == trained.repeat(8)).float().mean().item() for n in range(2)]
     assert right[0] > 0.7

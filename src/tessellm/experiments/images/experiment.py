@@ -9,7 +9,7 @@ on some held-out combinations and asked about others (`read_across`). Controls: 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,12 @@ def probe_across(hidden_ND: Tensor, on_N: Tensor, held: Tensor) -> float:
 
 def measure(
     flow: Flow, params: Any, splits: list[tuple[Tensor, Tensor]], size: Size, seed: int
-) -> list[dict[str, Any]]:
-    """Success of pictures and of probes, a row a model."""
+) -> Iterator[dict[str, Any]]:
+    """Success of pictures and of probes, a row a model, each as soon as it is there."""
     generator = torch.Generator(device=size.device).manual_seed(seed + 5)
     every = torch.arange(len(scenes.combinations()), device=size.device).repeat(size.samples)
     picture_EBP, hidden_EBD = flow.sample(params, every.expand(len(splits), -1), generator)
     random = {name: value[:1] for name, value in flow.initialise(1, generator).items()}
-    rows = []
     for number, (train, held) in enumerate(splits):
         right_B = scenes.judge(picture_EBP[number]) == every
         held_B = torch.isin(every, held.to(size.device))
@@ -107,19 +106,16 @@ def measure(
             (right_B[held_B][on == c].float().mean().item(), read_JN[:, on == c].float().mean().item())
             for c in held.tolist()
         ]
-        rows.append(
-            {
-                "trained_right": right_B[~held_B].float().mean().item(), "right": right_B[held_B].float().mean().item(),
-                "read": read_JN.float().mean().item(),
-                "read_by_constituent": dict(zip(scenes.CONSTITUENTS, read_JN.float().mean(1).tolist(), strict=True)),
-                "read_shuffled": probe(fit, fit_on, test, on, shuffle=seed).float().mean().item(),
-                "read_random_weights": probe(random_fit, fit_on, random_test, on).float().mean().item(),
-                "read_across": probe_across(test, on, held),
-                "read_across_random_weights": probe_across(random_test, on, held),
-                "combinations": len(train), "by_combination": by_combination,
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            "trained_right": right_B[~held_B].float().mean().item(), "right": right_B[held_B].float().mean().item(),
+            "read": read_JN.float().mean().item(),
+            "read_by_constituent": dict(zip(scenes.CONSTITUENTS, read_JN.float().mean(1).tolist(), strict=True)),
+            "read_shuffled": probe(fit, fit_on, test, on, shuffle=seed).float().mean().item(),
+            "read_random_weights": probe(random_fit, fit_on, random_test, on).float().mean().item(),
+            "read_across": probe_across(test, on, held),
+            "read_across_random_weights": probe_across(random_test, on, held),
+            "combinations": len(train), "by_combination": by_combination,
+        }  # fmt: skip
 
 
 def _hidden(flow: Flow, params: Any, on_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -135,9 +131,8 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     for flow in setting.flows:
         named = [(share, seed + number) for share in HELD_OUT for number in range(setting.seeds)]
         splits = [split(share, own) for share, own in named]
-        params = flow.train([train for train, _ in splits], seed, device)
-        made = measure(flow, params, splits, setting, seed)
-        for (share, own), row in zip(named, made, strict=True):
+        params = flow.train([train for train, _ in splits], seed, device, log)
+        for (share, own), row in zip(named, measure(flow, params, splits, setting, seed), strict=True):
             rows.append({"width": flow.width, "held_out": share, "seed": own, **row})
             log(f"width {flow.width}, {share:.0%} held out: {row['right']:.2f} right, {row['read']:.2f} read off")
     figures = drawn(lambda: draw(rows, out))
@@ -145,7 +140,7 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
 
 
 def claims_of(rows: list[dict[str, Any]]) -> list[Claim]:
-    """Measurements: the issue asks for the correlation whatever it is."""
+    """Measurements: the correlations are reported whatever they are."""
     right = [row["right"] for row in rows]
     found, across = (correlation(right, [row[key] for row in rows]) for key in ("read", "read_across"))
     inside = []

@@ -8,6 +8,7 @@ Shapes: E model, B picture, P pixel value, D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +22,7 @@ from .scenes import PIXELS, SIZES
 TIMES = 8  # features of the time
 LOUDNESS = 5.0  # of what is told, so that sixteen numbers are heard beside 432 noisy ones
 EULER_STEPS = 20
+REPORTS = 5  # while training
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Flow:
                 hidden.append(h)
         return h
 
-    def train(self, trained_E: list[Tensor], seed: int, device: str) -> Params:
+    def train(self, trained_E: list[Tensor], seed: int, device: str, log: Callable[[str], None]) -> Params:
         """One model for each list of combinations to train on."""
         generator = torch.Generator(device=device).manual_seed(seed)
         params = {name: p.requires_grad_() for name, p in self.initialise(len(trained_E), generator).items()}
@@ -64,7 +66,7 @@ class Flow:
         longest = max(map(len, trained_E))
         table_EC = torch.stack([torch.cat([c, c[:1].expand(longest - len(c))]) for c in trained_E]).to(device)
         count_E1 = torch.tensor([[len(c)] for c in trained_E], device=device)
-        for _ in range(self.updates):
+        for update in range(1, self.updates + 1):
             at = torch.rand(len(trained_E), self.rows, generator=generator, device=device)
             combination_EB = table_EC.gather(1, (at * count_E1).long().clamp(max=count_E1 - 1))
             picture = scenes.pictures(combination_EB, generator)
@@ -77,6 +79,8 @@ class Flow:
             loss.backward()
             optimiser.step()
             schedule.step()
+            if update % (self.updates // REPORTS or 1) == 0:
+                log(f"width {self.width}, update {update:,} of {self.updates:,}: mean loss {loss / len(trained_E):.2g}")
         return {name: p.detach() for name, p in params.items()}
 
     @torch.no_grad()
