@@ -9,8 +9,6 @@ Shapes: E model, N text, T time, D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +19,7 @@ from ...errors import TrainingError
 from ..finite import unsound
 from ..skills.chains import LENGTH, Prompts
 from ..stacked import Params, Shape, logits
+from ..workers import by_processes
 
 ROWS = 192
 
@@ -78,16 +77,9 @@ Job = tuple[Any, Any, Any, int | None]  # the arguments of `decodability`, as ar
 
 
 def decode_all(jobs: list[Job], workers: int) -> Iterator[dict[str, Any]]:
-    """`decodability` of many models; by several processes, of one thread each, where there are enough of both."""
-    if min(workers, len(jobs)) < 2:
-        yield from map(_decode, jobs)
-        return
-    with ProcessPoolExecutor(
-        min(workers, len(jobs)), get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        yield from pool.map(_decode, jobs)
+    """`decodability` of many models."""
+    return by_processes(_decode, jobs, workers)
 
 
-def _decode(job: Job) -> dict[str, Any]:
-    x_ND, due_N, groups_N, own = job
+def _decode(x_ND: Any, due_N: Any, groups_N: Any, own: int | None) -> dict[str, Any]:
     return decodability(torch.from_numpy(x_ND), torch.from_numpy(due_N), torch.from_numpy(groups_N), own)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..workers import by_processes
 from .problems import Level
 from .texts import READERS, Piece, write_text
 
@@ -79,24 +80,17 @@ def library(tokenizer: Any, level: Level, count: int, seed: int = 0, processes: 
         for reader in READERS
         for number, size in enumerate(sizes)
     ]
-    if processes == 1:
-        parts = list(map(_part, given))
-    else:
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
+    if processes > 1:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
-            parts = list(workers.map(_part, given))
+    parts = list(by_processes(_part, given, processes))
     each = len(sizes)
     return {reader: _joined(parts[n * each : (n + 1) * each]) for n, reader in enumerate(READERS)}
 
 
-def _part(given: tuple[str, Level, str, int, str]) -> Part:
+def _part(content: str, level: Level, reader: str, count: int, seed: str) -> Part:
     """Some texts, in any process: the tokenizer travels as its file's text."""
     from tokenizers import Tokenizer
 
-    content, level, reader, count, seed = given
     tokenizer, rng = _dressed(Tokenizer.from_str(content)), random.Random(seed)
     ids: list[int] = []
     owners: list[int] = []

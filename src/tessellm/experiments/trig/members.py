@@ -27,6 +27,7 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...files import new_file, stored
 from ..stacked import Params, Shape, initialise, select, train
+from ..workers import by_processes
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
 
@@ -102,17 +103,9 @@ def texts_of(count: int, seed: str) -> tuple[Tensor, Tensor]:
 
 def pool(count: int, seed: int, processes: int | None = None) -> tuple[Tensor, Tensor]:
     """`texts_of` in several processes, the shortest texts first; the same texts however many processes make them."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     processes = processes or max(1, (os.cpu_count() or 2) - 1)
     sizes = [min(CHUNK, count - first) for first in range(0, count, CHUNK)]
-    seeds = [f"{seed}/{number}" for number in range(len(sizes))]
-    if processes == 1:
-        parts = list(map(texts_of, sizes, seeds))
-    else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
-            parts = list(workers.map(texts_of, sizes, seeds))
+    parts = list(by_processes(texts_of, [(size, f"{seed}/{number}") for number, size in enumerate(sizes)], processes))
     texts, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts], dim=1)
     order = (texts != PADDING).sum(1).argsort(stable=True)
     return texts[order], labels[:, order]
