@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessellm.decoding import drafts
-from tessellm.decoding.drafts import LONGEST_MATCH, MOST_MISSES, MOST_PLACES, SHORTEST_COPY, Lookup, Text, room
+from tessellm.decoding.drafts import (
+    FORGET_CHANGES,
+    LONGEST_MATCH,
+    MOST_MISSES,
+    MOST_PLACES,
+    SHORTEST_COPY,
+    Lookup,
+    Text,
+    room,
+)
+from tessellm.decoding.pace import Count
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 
@@ -31,10 +41,13 @@ def slow_match(tokens: list[int], most: int) -> tuple[int, int, list[int]]:
     """All of the text again, token by token: is it a copy, of what, and what would it write next, in four tokens?"""
     source, misses = -1, 0
     pairs: list[tuple[int, int]] = []  # of source and copy, in order
+    again = [True]  # whether changes were made again
     for end in range(len(tokens)):
         if source >= 0:
             believed = dict(pairs[: len(pairs) - misses])
-            expected = tokens[end] in (tokens[source], believed.get(tokens[source]))
+            change = believed.get(tokens[source], tokens[source])
+            expected = tokens[end] in (tokens[source], change)
+            again += [tokens[end] == change] if change != tokens[source] else []
             pairs, misses = [*pairs, (tokens[source], tokens[end])], 0 if expected else misses + 1
             source = source + 1 if misses <= MOST_MISSES else -1
         if source >= 0 and not misses:
@@ -44,7 +57,8 @@ def slow_match(tokens: list[int], most: int) -> tuple[int, int, list[int]]:
             pairs = pairs[: len(pairs) - misses]
             source, misses = start if size >= SHORTEST_COPY else -1, 0
     size, start = slow_search(tokens, most) if source < 0 else (-1 - misses, source)
-    changes = {} if source < 0 else dict(pairs[: len(pairs) - misses])
+    trust = sum((1 if made else -1) * FORGET_CHANGES**age for age, made in enumerate(reversed(again)))
+    changes = dict(pairs[: len(pairs) - misses]) if source >= 0 and trust >= 0 else {}
     following = [tokens[start + i % (len(tokens) - start)] for i in range(4)] if tokens else []
     return size, start, [changes.get(token, token) for token in following]
 
@@ -134,6 +148,18 @@ def test_a_change_is_made_again_once_the_copy_went_on_behind_it() -> None:
     assert text.match() == (-1, 10)  # as expected
     text.grow([8, 9, 0, 1, 2])  # the 2 at the end stays what it was
     assert text.follow(1, 2) == [2, 3]
+
+
+def test_changes_that_copies_do_not_make_again_are_not_drafted() -> None:
+    again, source = Count(1.0, 1.0), list(range(1, 9))
+    text, other = Text(again), Text(again)
+    begun = [*source, *source, 0, 1, 2, 30, 4, 5, 6, 7, 8, 1, 2]
+    text.grow(begun)
+    assert text.follow(text.match()[1], 2) == [30, 4]  # the first time it is hoped for
+    text.grow([3, 4, 50, 6, 7, 8, 1, 2, 3, 4, 5])
+    assert 2 * again.right < again.judged
+    other.grow(begun)
+    assert other.follow(other.match()[1], 2) == [3, 4]
 
 
 def test_copies_from_there_and_goes_on_with_its_own_copy() -> None:

@@ -17,6 +17,7 @@ import torch
 from ..model import ComposedForCausalLM
 from ..rules import working_dtype
 from .groups import one_member
+from .pace import Count
 from .requests import Request
 from .sampling import choose, uniform
 from .slots import SlotCache
@@ -26,6 +27,7 @@ from .verification import Verification
 LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
 SHORTEST_COPY = 2  # so many that were found are taken for the beginning of a copy
 MOST_MISSES = 2  # tokens in a row that a copy may change
+FORGET_CHANGES = 0.9  # what the last change, made again or not, leaves of those before it in the count of them
 MOST_PLACES = 64  # the latest of a pair of tokens that are looked at: more would make some texts' time quadratic
 
 
@@ -48,9 +50,11 @@ class Drafter(Protocol):
 class Text:
     """A text that grows; where in it each token and pair of tokens was last followed by something; and where it is
     copying from. A copy that changes a token goes on behind that token, which no run of tokens would find, and is taken
-    to make the same change again: names that are replaced, letters that are exchanged."""
+    to make the same change again (names that are replaced, letters that are exchanged), as long as copies mostly do:
+    `again` counts how often they did, for all texts that share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: Count | None = None) -> None:
+        self.again = again or Count(1.0, 1.0)
         self.tokens: list[int] = []
         self._after: dict[int, int] = {}  # a token, and the last place behind it
         self._after_pair: dict[tuple[int, int], int] = {}
@@ -85,7 +89,10 @@ class Text:
         if self._source is None:
             return
         source = self.tokens[self._source]
-        if token in (source, self._changes.get(source)):
+        change = self._changes.get(source, source)
+        if change != source:
+            self.again.add(token == change, 1, FORGET_CHANGES)
+        if token in (source, change):
             self._changes.update([*self._unsure, (source, token)])
             self._misses, self._unsure = 0, []
         else:
@@ -121,14 +128,16 @@ class Text:
         tokens = self.tokens[start : start + length]
         if length > period:
             tokens = [tokens[i % period] for i in range(length)]
-        return tokens if self._source is None else [self._changes.get(token, token) for token in tokens]
+        if self._source is None or 2 * self.again.right < self.again.judged:
+            return tokens
+        return [self._changes.get(token, token) for token in tokens]
 
 
 class Lookup:
     """Drafts from the request's own prompt and what it has written."""
 
     def __init__(self, into: Verification) -> None:
-        self.into = into
+        self.into, self.again = into, Count(1.0, 1.0)
 
     def read(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -136,7 +145,7 @@ class Lookup:
 
     def text(self, request: Request) -> Text:
         if request.text is None:
-            request.text = Text()
+            request.text = Text(self.again)
             request.text.grow(request.prompt)
         text: Text = request.text
         known = len(text.tokens) - len(request.prompt)
