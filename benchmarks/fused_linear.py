@@ -49,7 +49,6 @@ MANY = [
         (128, 128, 64, 8, 4), (128, 128, 32, 8, 4), (128, 256, 64, 8, 3),
     )
 ]  # fmt: skip
-MANY_ROWS = 64
 SPLITS = (1, 2, 4)
 
 
@@ -74,7 +73,7 @@ def measure(layer: str, case: str, limit: float | None) -> None:
     x = torch.randn(members, slots, k, device="cuda", dtype=torch.bfloat16)
     rows = members * slots if shared else slots
     padded, found = triton.next_power_of_2(rows), []
-    layouts = THIN if thin else MANY if rows > MANY_ROWS else WIDE
+    layouts = THIN if thin else MANY if rows > layers.MOST_BLOCK_R else WIDE
     for layout, splits in itertools.product(layouts, (1,) if thin or glu or layer == "head" else SPLITS):
         extra = {"BLOCK_R": padded} if thin else {"BLOCK_R": max(16, padded), "PRECISION": "ieee"}
         fixed = layers.Layout(thin, splits, {**extra, **layout})
@@ -87,7 +86,7 @@ def measure(layer: str, case: str, limit: float | None) -> None:
             found.append((run * 1e3 / len(made), {**layout, "splits": splits}))
         except Exception as error:  # a layout that does not fit
             print(layer, case, layout, str(error)[:80])
-    if limit is not None and rows > MANY_ROWS:
+    if limit is not None and rows > layers.MOST_BLOCK_R:
         own = [[[part.weight for part in parts] for parts in weights] for weights in kept]
         run = triton.testing.do_bench_cudagraph(lambda: [by_library(x, each) for each in own], rep=5)
         print(f"{layer:5} {case}: {run * 1e3 / len(own):7.1f} µs by the library", flush=True)

@@ -133,14 +133,15 @@ def layout_of(
     if rows <= THIN:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
+    most_splits = max(1, k // SHORTEST_SUM) if may_split else 1
     if large and rows > MOST_BLOCK_R and unit % LARGE == 0 and dtype.itemsize == 2:
         programs = groups * (out // LARGE) * -(-rows // LARGE)
-        splits = min(max(1, MULTIPROCESSORS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
+        splits = min(max(1, MULTIPROCESSORS // programs), most_splits)
         sizes = {"BLOCK_R": LARGE, "BLOCK_N": LARGE, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4}
         return Layout(False, splits, {**sizes, "PRECISION": "ieee"})
     block_n = next(size for size in (64, 32, 16) if unit % size == 0 and size <= WIDEST_BLOCK)
     programs = groups * out // block_n
-    splits = min(-(-PROGRAMS // programs), max(1, k // SHORTEST_SUM)) if may_split else 1
+    splits = min(-(-PROGRAMS // programs), most_splits)
     most, stages = (MOST_BLOCK_R, 5) if dtype.itemsize == 2 else (16, 3)  # as many as fit
     block_r = min(max(16, padded), most)
     settings = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": stages}
