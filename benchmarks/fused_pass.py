@@ -34,6 +34,8 @@ CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
     "launches in turn": {(overlap, "ALLOWED"): False},
     "products in turn": {(layers, "EARLY_ROWS"): 0},
     "products of up to 64 rows early": {(layers, "EARLY_ROWS"): 64},
+    "deltas added by the splits": {(layers, "ROWS_APART"): 0},
+    "64 parts for each program of deltas": {(layers, "PARTS_APART"): 64},
     "32 cells at once": {(decoder, "FEW_QUERIES"): 0},
     "32 cells a split": {(decoder, "FEWER_CELLS"): 32},
     "norms make no low": {(decoder, "FEW_ROWS"): 0},

@@ -109,6 +109,38 @@ def test_who_makes_an_input_makes_what_deltas_need_of_it(
     assert len(own_launches) == (1 if few_rows == 16 else 4)  # queries, keys and values; gates in either layer
 
 
+@pytest.mark.parametrize(
+    ("rows_apart", "parts_apart", "least_parts", "pieces"),
+    [(16, 32, 8, 7), (16, 2, 8, 8), (16, 1, 8, 9), (0, 32, 1, 6), (0, 32, 2, 6), (0, 32, 8, 6)],
+)  # fmt: skip
+@torch.no_grad()
+def test_deltas_are_added_beside_the_sums_or_with_them(
+    rows_apart: int, parts_apart: int, least_parts: int, pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one program or several of their own, by all splits, by some, and by the first one."""
+    monkeypatch.setattr(layers, "SHORTEST_SUM", 16)
+    monkeypatch.setattr(layers, "ROWS_APART", rows_apart)
+    monkeypatch.setattr(layers, "PARTS_APART", parts_apart)
+    monkeypatch.setattr(layers, "LEAST_PARTS", least_parts)
+    composed = composition("adapters", tmp_path)
+    (group,) = make_groups(composed, slots=2, cells=64, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    feed(group, [9, 40])
+    token_B, position_B = torch.tensor([5, 6]), torch.tensor([9, 40])
+    launched, launch = [], layers.launch
+
+    def counting(layout: Any, table: Any, x: Any, y: Any, *given: Any, **named: Any) -> None:
+        launched.append((layout.splits, len(y)))
+        launch(layout, table, x, y, *given, **named)
+
+    monkeypatch.setattr(layers, "launch", counting)
+    found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 64)[:, :, 0]
+    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 64, 1)
+    torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
+    assert (6, pieces) in launched  # sums over the 96 inputs of down, whose three parts of low gate and up have made
+
+
 @torch.no_grad()
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     composed = composition("llama", tmp_path)

@@ -22,6 +22,14 @@ def _at(table, index, pointer: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _rows_at(  # type: ignore[no-untyped-def]
+    table, block, ROWS: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, pointer: tl.constexpr
+):  # fmt: skip
+    """Where a block of rows begins, by the table; that may be the WHOLE weight, and nothing has to be read first."""
+    return table + block.to(tl.int64) * (ROWS * K) if WHOLE else _at(table, block, pointer)
+
+
+@triton.jit
 def _activate(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     if kind == 1:  # silu
         return x * tl.sigmoid(x)
@@ -35,16 +43,17 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     rows, blocks, out_width, cap, low_width, rows_a_member,
     K: tl.constexpr, BLOCK_R: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GLU: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr,
-    CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, LOW_SPAN: tl.constexpr, NEXT_RANK: tl.constexpr,
-    NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+    CHUNK: tl.constexpr, LOW_PARTS: tl.constexpr, OWN_PARTS: tl.constexpr, AT_ONCE: tl.constexpr, APART: tl.constexpr,
+    NEXT_RANK: tl.constexpr, NEXT_CHUNK: tl.constexpr, SPLITS: tl.constexpr, WEIGHT: tl.constexpr,
+    PRECISION: tl.constexpr, ROW_BLOCKS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, splits of K.
+    """y = W x [+ deltas] [+ bias], or act(W x) · (W' x), [capped]. Grid: blocks, groups, pieces of y.
     Neighbouring programs have the same weights and other blocks of rows, so that those are read from memory once.
 
     With deltas (RANK > 0) the rows of all members read one weight, and each adds its own up · low, CHUNK columns of all
     members' at a time; with NEXT_RANK the low of the layer that reads y comes along, a part a block. With SPLITS > 1
-    partial sums go to y[split]; who reads them adds them up.
+    each has a piece of y, which who reads y adds up. So it does not matter which of them adds which delta: each adds
+    those of OWN_PARTS parts of low, or, APART, pieces behind them are these and nothing else.
     """
     let_next_begin(OVERLAP)
     place = tl.program_id(0) // ROW_BLOCKS
@@ -54,11 +63,20 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     real_R = row_R < rows
     pointer: tl.constexpr = tl.pointer_type(WEIGHT)
     span: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K  # whole blocks: loads stay aligned
-    weight = _at(weight_table, group * blocks + block, pointer)
+    weight = _rows_at(weight_table, group * blocks + block, TABLE_N, K, WHOLE, pointer)
     if GLU > 0:
-        up_weight = _at(up_weight_table, group * blocks + block, pointer)
+        up_weight = _rows_at(up_weight_table, group * blocks + block, TABLE_N, K, WHOLE, pointer)
     held: tl.constexpr = BLOCK_R <= 16  # there is room to hold deltas' factors meanwhile
-    if held and RANK > 0:
+    first_part = 0 if SPLITS == 1 else (split - SPLITS if APART else split) * OWN_PARTS
+    adds_deltas = first_part >= 0 and first_part < LOW_PARTS
+    if RANK > 0:
+        column = tl.load(part_table + block) * RANK
+        low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
+        up_NC = tl.zeros((BLOCK_N, CHUNK), WEIGHT)
+        if GLU > 0:
+            second_column = tl.load(part_table + blocks + block) * RANK
+            second_RL, second_up_NC = low_RL, up_NC
+    if RANK > 0 and held and adds_deltas:
         up_NC = up_block(up_OC, block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
         if GLU > 0:
             second_up_NC = up_block(up_OC, out_width + block * TABLE_N, n_N, 0, CHUNK, MEMBERS * RANK)
@@ -66,20 +84,18 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         down_CN = down_block(next_down, block * TABLE_N + n_N, out_width, 0, NEXT_CHUNK, MEMBERS * NEXT_RANK)
     if EARLY:
         wait_for_inputs(OVERLAP)
-    if RANK > 0:
-        parts: tl.constexpr = span // LOW_SPAN if LOW_SPAN > 0 else LOW_PARTS  # this split's, or all
-        low_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
-        second_RL = tl.zeros((BLOCK_R, RANK), tl.float32)
-        if split == 0 or LOW_SPAN > 0:
-            column = tl.load(part_table + block) * RANK
-            low_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
-            if GLU > 0:
-                column = tl.load(part_table + blocks + block) * RANK
-                second_RL = low_of_rows(low_SRL, column, split * parts, row_R, rows, low_width, RANK, parts, LOW_PARTS)
+    if RANK > 0 and adds_deltas:
+        low_RL = low_of_rows(
+            low_SRL, column, first_part, row_R, rows, low_width, RANK, OWN_PARTS, LOW_PARTS, AT_ONCE
+        )  # fmt: skip
+        if GLU > 0:
+            second_RL = low_of_rows(
+                low_SRL, second_column, first_part, row_R, rows, low_width, RANK, OWN_PARTS, LOW_PARTS, AT_ONCE
+            )  # fmt: skip
     x = x_GRK + (group * rows + row_R[:, None]) * K
     total_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
     up_RN = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-    for start in range(0, span, BLOCK_K):
+    for start in range(0, tl.where(split < SPLITS, span, 0) if APART else span, BLOCK_K):
         k_K = split * span + start + tl.arange(0, BLOCK_K)
         real_K = k_K < K
         x_RK = tl.load(x + k_K[None, :], mask=real_R[:, None] & real_K[None, :], other=0.0)
@@ -88,7 +104,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if GLU > 0:
             u_NK = tl.load(up_weight + n_N[:, None] * K + k_K[None, :], mask=real_K[None, :], other=0.0)
             up_RN += tl.dot(x_RK.to(u_NK.dtype), tl.trans(u_NK), input_precision=PRECISION)
-    if RANK > 0 and (split == 0 or LOW_SPAN > 0):
+    if RANK > 0 and adds_deltas:
         for first in tl.static_range(0, MEMBERS * RANK, CHUNK):
             if first > 0 or not held:
                 up_NC = up_block(up_OC, block * TABLE_N, n_N, first, CHUNK, MEMBERS * RANK)

@@ -27,11 +27,18 @@ WIDEST_BLOCK = 64  # of output rows, for one program
 PROGRAMS = 2 * MULTIPROCESSORS  # a launch with fewer is split along its sums
 EARLY_ROWS = 16  # up to which matrix products begin early
 SHORTEST_SUM = 512  # but not into pieces shorter than this
-NO_DELTAS = {"MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "LOW_SPAN": 0, "NEXT_RANK": 0, "NEXT_CHUNK": 16}
+ROWS_APART = 16  # of a program, up to which deltas have programs of their own beside those of split sums
+PARTS_APART = 32  # of what deltas need, for each of them
+LEAST_PARTS = 8  # for each split that adds deltas itself
+ROWS_AT_ONCE = 512  # of all parts that a program reads together
+NO_DELTAS: dict[str, Any] = {
+    "MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "OWN_PARTS": 1, "AT_ONCE": 1, "APART": False,
+    "NEXT_RANK": 0, "NEXT_CHUNK": 16,
+}  # fmt: skip
 
 
 class FusedLinear:
-    """y = W x for parts that read the same x: [M, B, in] to [splits, M, B, sum of parts' out]. Readers add splits up.
+    """y = W x for parts that read the same x: [M, B, in] to [pieces, M, B, sum of parts' out]. Readers add pieces up.
 
     `members[m]` holds member m's modules, one a part; with `glu` the two parts are gate and up, and y = act(gate) · up.
     Members that share all weights are one group whose rows are all members'; else each member is a group.
@@ -65,6 +72,7 @@ class FusedLinear:
         gates = [own[:1] for own in parts] if glu else parts
         self.table = block_addresses(gates, self.device)
         self.up_table = block_addresses([own[1:] for own in parts], self.device) if glu else self.table
+        self.whole = (parts[0][0], parts[0][-1]) if self.shared and len(gates[0]) == 1 else None
         self.sizes = [weight.shape[0] for weight in gates[0]]
         self.out = sum(self.sizes)
         self.unit = math.gcd(*self.sizes)  # a launch's blocks stay inside a part
@@ -83,14 +91,14 @@ class FusedLinear:
         """`low` if whoever made x made what the deltas need of it, too; `made` to do the same for who reads y."""
         members, slots, k = x_MBK.shape
         groups, rows, layout = self._laid_out(members, slots)
-        dtype = torch.float32 if layout.splits > 1 else self.out_dtype
-        y = torch.empty(layout.splits, members, slots, self.out, dtype=dtype, device=x_MBK.device)
         if low is None and self.deltas is not None:
             low = self._low(x_MBK, self.deltas)
+        dtype = torch.float32 if layout.splits > 1 else self.out_dtype
+        y = torch.empty(layout.pieces(low), members, slots, self.out, dtype=dtype, device=x_MBK.device)
         launch(
             layout, self.table, x_MBK, y, groups, rows, self.out, k, self.dtype, up_table=self.up_table,
             biases=self.bias_table, glu=self.glu, biased=self.biased, cap=self.cap, low=low, made=made, members=members,
-            early=self.early,
+            early=self.early, whole=self.whole,
         )  # fmt: skip
         return y
 
@@ -100,7 +108,7 @@ class FusedLinear:
         if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1:
             return None
         width = layout.settings["BLOCK_N"]
-        return reader.deltas.room(self.out // width, members, slots, width)
+        return reader.deltas.room(self.out // width, members, slots)
 
     def _laid_out(self, members: int, slots: int) -> tuple[int, int, Layout]:
         groups, rows = (1, members * slots) if self.shared else (members, slots)
@@ -122,6 +130,22 @@ class Layout:
     thin: bool
     splits: int
     settings: dict[str, Any]
+
+    @property
+    def apart(self) -> bool:
+        """Whether deltas have programs of their own."""
+        return self.splits > 1 and self.settings["BLOCK_R"] <= ROWS_APART
+
+    def pieces(self, low: Low | None) -> int:
+        """Of y, whose sum it is: one a split, and one for each of the programs that add deltas and nothing else."""
+        return self.splits + (-(-len(low.numbers_SMBL) // PARTS_APART) if low is not None and self.apart else 0)
+
+    def reading(self, low: Low) -> dict[str, Any]:
+        """How a launch's programs share the parts of what its deltas need."""
+        parts = len(low.numbers_SMBL)
+        own = min(parts, PARTS_APART if self.apart else max(LEAST_PARTS, -(-parts // self.splits)))
+        at_once = min(triton.next_power_of_2(own), ROWS_AT_ONCE // self.settings["BLOCK_R"])
+        return {"LOW_PARTS": parts, "OWN_PARTS": own, "AT_ONCE": at_once, "APART": self.apart}
 
 
 def layout_of(
@@ -152,10 +176,11 @@ def launch(
     layout: Layout, table: Tensor, x: Tensor, y: Tensor, groups: int, rows: int, out: int, k: int, dtype: torch.dtype,
     up_table: Tensor | None = None, biases: Tensor | None = None, glu: int = 0, biased: bool = False,
     cap: float | None = None, low: Low | None = None, made: Low | None = None, members: int = 1, early: bool = False,
+    whole: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
-    """One launch of a linear kernel."""
+    """One launch of a linear kernel. `whole`: the one weight that all rows read, and the other one of gate and up."""
     row_blocks = -(-rows // layout.settings["BLOCK_R"])
-    grid = (out // layout.settings["BLOCK_N"] * row_blocks, groups, layout.splits)
+    grid = (out // layout.settings["BLOCK_N"] * row_blocks, groups, len(y))
     tables = (table, table if up_table is None else up_table, table if biases is None else biases)
     common: dict[str, Any] = {"K": k, "TABLE_N": BLOCK_N, "GLU": glu, "BIAS": biased, "CAP": cap is not None}
     common |= {"SPLITS": layout.splits, "WEIGHT": TYPES[dtype], **layout.settings}
@@ -164,14 +189,16 @@ def launch(
         thin_kernel[grid](x, y, *tables, rows, out // BLOCK_N, out, cap or 1.0, **common)
         return
     early = early and rows <= EARLY_ROWS
-    common |= {"EARLY": early, **overlapping(x.device, early)}
+    if whole is not None:
+        tables = (*whole, tables[2])
+    common |= {"WHOLE": whole is not None, "EARLY": early, **overlapping(x.device, early)}
     own, width, following = (x, x, table), 0, (x, x)
     sizes = dict(NO_DELTAS)
     if low is not None:
         deltas, width = low.deltas, low.deltas.width
         own = (low.numbers_SMBL, deltas.up_OC, deltas.parts)
         sizes |= {"MEMBERS": members, "RANK": deltas.rank, "CHUNK": deltas.chunk}
-        sizes |= {"LOW_PARTS": len(low.numbers_SMBL), "LOW_SPAN": low.span}
+        sizes |= layout.reading(low)
     if made is not None:
         following = (made.numbers_SMBL, made.deltas.down_MLK)
         sizes |= {"MEMBERS": members, "NEXT_RANK": made.deltas.rank, "NEXT_CHUNK": made.deltas.chunk}

@@ -20,7 +20,6 @@ class Low(NamedTuple):
     """down · x of every row by its own member, in parts whose sum it is."""
 
     numbers_SMBL: Tensor
-    span: int  # inputs that one part is about, in order; 0: parts are to be added up whole
     deltas: Deltas
 
 
@@ -52,6 +51,6 @@ class Deltas:
         numbers = [part for part, size in enumerate(sizes) for _ in range(size // BLOCK_N)]
         self.parts = torch.tensor(numbers, dtype=torch.int32, device=device)  # of every block of outputs
 
-    def room(self, parts: int, members: int, slots: int, span: int = 0) -> Low:
+    def room(self, parts: int, members: int, slots: int) -> Low:
         """For what is to be made of that many rows."""
-        return Low(torch.empty(parts, members, slots, self.width, device=self.device), span, self)
+        return Low(torch.empty(parts, members, slots, self.width, device=self.device), self)

@@ -20,16 +20,17 @@ def up_block(up_OC, first, n_N, FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMN
 @triton.jit
 def low_of_rows(  # type: ignore[no-untyped-def]
     low_SRL, column, first_part, row_R, rows, low_width,
-    RANK: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr,
+    RANK: tl.constexpr, PARTS: tl.constexpr, ALL_PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The sum of PARTS parts from the first on: [R, RANK]. Unrolled, so that loads are under way at once: as many as
-    registers allow."""
-    column_L = column + tl.arange(0, RANK)
+    """The sum of PARTS parts from the first on: [R, RANK]."""
+    line_RL = row_R[:, None] * low_width + column + tl.arange(0, RANK)[None, :]
     low_RL = tl.zeros((row_R.shape[0], RANK), tl.float32)
-    for part in tl.range(PARTS, loop_unroll_factor=PARTS if row_R.shape[0] * PARTS <= 320 else 4):
-        place = ((first_part + part) * rows + row_R[:, None]) * low_width + column_L[None, :]
-        given_R = row_R < tl.where(first_part + part < ALL_PARTS, rows, 0)
-        low_RL += tl.load(low_SRL + place, mask=given_R[:, None], other=0.0)
+    for start in tl.static_range(0, PARTS, AT_ONCE):
+        own_S = start + tl.arange(0, AT_ONCE)
+        given_S = (own_S < PARTS) & (first_part + own_S < ALL_PARTS)
+        given_SR = given_S[:, None] & (row_R < rows)[None, :]
+        place_SRL = ((first_part + own_S) * rows * low_width)[:, None, None] + line_RL[None, :, :]
+        low_RL += tl.sum(tl.load(low_SRL + place_SRL, mask=given_SR[:, :, None], other=0.0), 0)
     return low_RL
 
 
