@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from tessellm.experiments.scale import stacks
 from tessellm.experiments.scale.networks import Mlp
 from tessellm.experiments.scale.training import Run, Stack
 
@@ -12,3 +15,13 @@ TOY = Stack("toy", (Run(), Run(seed=1)), Mlp(8, 2), 40, modules=4, size=4, tasks
 
 def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def toys(size: str, seed: int) -> list[Stack]:
+    return [
+        dataclasses.replace(
+            each, steps=4, modules=6, size=4 if each.family == "hyperteacher" else 16, tasks=4,
+            network=dataclasses.replace(each.network, width=each.network.width // 8 * 2),
+        )
+        for each in stacks.stacks(size, seed)
+    ]  # fmt: skip
