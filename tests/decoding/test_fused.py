@@ -16,12 +16,14 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
 import tessellm
+from tessellm.adapters import share
 from tessellm.decoding import groups
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.fused import decoder, layers, low
 from tessellm.decoding.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.groups import make_groups
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.slots import SlotCache
 from tessellm.decoding.speculation import Speculation
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
@@ -139,6 +141,70 @@ def test_deltas_are_added_beside_the_sums_or_with_them(
     wanted = group.logits(token_B[:, None], position_B[:, None], 2, 64, 1)
     torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
     assert (6, pieces) in launched  # sums over the 96 inputs of down, whose three parts of low gate and up have made
+
+
+@torch.no_grad()
+def test_cells_in_splits_that_are_no_whole_blocks() -> None:
+    """More cells than the most splits of a block each: of 96 cells here, in half precision read in blocks of 64."""
+    settings = {"num_key_value_heads": 1, "max_position_embeddings": 2600, "num_hidden_layers": 1}
+    base = build_model("llama", **SIZES, **settings).half()
+    composed = tessellm.compose(base, {"e1": perturbed(base, 1)})
+    (group,) = make_groups(composed, slots=1, cells=2600, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    feed(group, [2500])
+    found = fused(torch.tensor([[[5]], [[5]]]), torch.tensor([[2500]]), 2600)
+    wanted = torch.stack(group.logits(torch.tensor([[5]]), torch.tensor([[2500]]), 1, 2501, 1))
+    torch.testing.assert_close(found, wanted.float(), atol=0.05, rtol=0)
+
+
+@torch.no_grad()
+def test_one_row_of_an_expert_that_drafts_has_its_deltas(tmp_path: Path) -> None:
+    composed = composition("adapters", tmp_path, layers=1)
+    group = groups.one_member(composed, "e2", SlotCache(1, 1, 50))
+    fused = fuse([composed.member("e2")], group.cache)
+    assert fused is not None
+    feed(group, [9])
+    found = fused(torch.tensor([[[5]]]), torch.tensor([[9]]), 50)
+    (wanted,) = group.logits(torch.tensor([[5]]), torch.tensor([[9]]), 1, 10, 1)
+    torch.testing.assert_close(found[0], wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("odd", [{"intermediate_size": 72}, {"mlp_bias": True}, {"transposed": True}])
+def test_weights_that_kernels_would_misread_are_left_to_the_modules(odd: dict[str, Any]) -> None:
+    """Rows that fill no block, biases inside an activation, rows that do not follow one another."""
+    base = build_model("llama", **{**SIZES, **odd})
+    if "transposed" in odd:
+        projection = base.model.layers[0].mlp.down_proj
+        projection.weight = torch.nn.Parameter(projection.weight.T.contiguous().T)
+    assert fuse([base], SlotCache(1, 1, 50)) is None
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("odd", [{"use_dora": True}, {"target_modules": ["q_proj", "embed_tokens"]}])
+def test_adapters_that_kernels_do_not_know_are_left_to_the_modules(odd: dict[str, Any], tmp_path: Path) -> None:
+    home = save_member(build_model("llama", **SIZES), tmp_path / "base")
+    composed = tessellm.compose(str(home), {"e1": str(save_lora(home, tmp_path / "e1", **odd))})
+    assert fuse([composed.base], SlotCache(1, 1, 50)) is not None
+    assert fuse([composed.member("e1")], SlotCache(1, 1, 50)) is None
+
+
+@torch.no_grad()
+def test_members_that_share_weights_have_biases_of_their_own() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    base = build_model("qwen2", **{**sizes, "num_attention_heads": 2, "num_key_value_heads": 1})
+    other = share(base)
+    for layer in other.model.layers:
+        layer.self_attn.v_proj.bias = torch.nn.Parameter(torch.randn(32))
+    composed = tessellm.compose(base, {"e1": other})
+    (group,) = make_groups(composed, slots=2, cells=50, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    feed(group, [9, 4])
+    token_BT, position_BT = torch.tensor([[5], [6]]), torch.tensor([[9], [4]])
+    found = fused(token_BT.expand(2, -1, -1), position_BT, 50)
+    wanted = torch.stack(group.logits(token_BT, position_BT, 2, 10, 1))
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -11,7 +11,9 @@ BLOCK_N = 16  # output rows an address stands for
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Where tensors start: at multiples of 16 bytes, which the kernels rely on."""
+    """Where tensors start: at multiples of 16 bytes, row behind row, which the kernels rely on."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError("the rows of a weight do not follow one another")
     if device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in tensors):
         raise ValueError("a weight does not start at a multiple of 16 bytes")
     return torch.tensor([tensor.data_ptr() for tensor in tensors], device=device)
@@ -25,6 +27,8 @@ def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.devic
             if tensor is None:
                 continue
             addresses([tensor], device)
+            if tensor.shape[0] % BLOCK_N:
+                raise ValueError(f"a weight has {tensor.shape[0]} rows, which are no whole blocks of {BLOCK_N}")
             step = tensor.stride(0) * tensor.element_size() * BLOCK_N
             table += [tensor.data_ptr() + block * step for block in range(tensor.shape[0] // BLOCK_N)]
     return torch.tensor(table, device=device)

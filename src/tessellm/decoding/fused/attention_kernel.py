@@ -98,7 +98,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 
     for start in range(begin, stop, BLOCK_C):
         c_C = start + tl.arange(0, BLOCK_C)
-        seen_C = (c_C >= first) & (c_C < past)
+        seen_C = (c_C >= first) & (c_C < stop)  # a split need not be whole blocks
         cell = place + c_C[:, None] * cell_stride + h_H[None, :]
         k1_CH = tl.load(key_cache + cell, mask=seen_C[:, None], other=0.0)
         k2_CH = tl.load(key_cache + cell + half, mask=seen_C[:, None], other=0.0)

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..low_rank import read_low_rank
 from ..slots import SlotCache
 from .addresses import BLOCK_N, addresses
 from .architecture import Architecture, read_architecture, rotations
@@ -164,7 +165,14 @@ def fuse(members: Sequence[PreTrainedModel], cache: SlotCache) -> FusedDecoder |
     architecture = architectures.pop()
     if architectures or architecture is None or architecture.hidden % BLOCK_N or architecture.vocabulary % BLOCK_N:
         return None
+    if not all(map(_is_read, members)):
+        return None
     try:
         return FusedDecoder(members, cache, architecture)
     except (AttributeError, ValueError):  # a layer with deltas that cannot be batched
         return None
+
+
+def _is_read(member: PreTrainedModel) -> bool:
+    """Whether all that is put around its modules are low-rank deltas: other adapters show the weights under them."""
+    return all(read_low_rank(module) is not None for module in member.modules() if hasattr(module, "base_layer"))

@@ -62,9 +62,7 @@ class FusedLinear:
         one = layers[0][0].weight
         self.device, self.dtype, self.k = one.device, one.dtype, one.shape[1]
         self.shared = all(
-            layer.weight.data_ptr() == first.weight.data_ptr()
-            for own in layers
-            for layer, first in zip(own, layers[0], strict=True)
+            _places(layer) == _places(first) for own in layers for layer, first in zip(own, layers[0], strict=True)
         )
         self.members, self.glu, self.cap, self.may_split, self.early = len(members), glu, cap, splits, early
         groups = layers[:1] if self.shared else layers
@@ -78,6 +76,8 @@ class FusedLinear:
         self.unit = math.gcd(*self.sizes)  # a launch's blocks stay inside a part
         biases = [[layer.bias for layer in own] for own in groups]
         self.biased = biases[0][0] is not None
+        if any((bias is not None) != self.biased for own in biases for bias in own) or (self.biased and glu):
+            raise ValueError("biases of some parts alone, or inside an activation")
         self.bias_table = block_addresses(biases, self.device) if self.biased else self.table
         self.out_dtype = out_dtype or self.dtype
         self._kept = (parts, biases)
@@ -112,8 +112,9 @@ class FusedLinear:
 
     def _laid_out(self, members: int, slots: int) -> tuple[int, int, Layout]:
         groups, rows = (1, members * slots) if self.shared else (members, slots)
-        large = self.deltas is None
-        return groups, rows, layout_of(groups, rows, self.unit, self.out, self.k, self.may_split, self.dtype, large)
+        plain = self.deltas is None
+        layout = layout_of(groups, rows, self.unit, self.out, self.k, self.may_split, self.dtype, plain, plain)
+        return groups, rows, layout
 
     def _low(self, x_MBK: Tensor, deltas: Deltas) -> Low:
         members, slots, _ = x_MBK.shape
@@ -121,6 +122,11 @@ class FusedLinear:
         low = deltas.room(layout.splits, members, slots)
         launch(layout, deltas.down_table, x_MBK, low.numbers_SMBL, members, slots, deltas.width, self.k, self.dtype)
         return low
+
+
+def _places(layer: nn.Module) -> list[int]:
+    """Where the numbers of a layer lie."""
+    return [parameter.data_ptr() for parameter in layer.parameters()]
 
 
 @dataclass(frozen=True)
@@ -149,12 +155,13 @@ class Layout:
 
 
 def layout_of(
-    groups: int, rows: int, unit: int, out: int, k: int, may_split: bool, dtype: torch.dtype, large: bool = False
-) -> Layout:
-    """The layout that was fastest on one H200 (benchmarks/fused_linear.py). `large`: many rows may have large blocks,
-    which read less of the caches."""
+    groups: int, rows: int, unit: int, out: int, k: int, may_split: bool, dtype: torch.dtype, thin: bool = True,
+    large: bool = False,
+) -> Layout:  # fmt: skip
+    """The layout that was fastest on one H200 (benchmarks/fused_linear.py). `thin`: a row or few may have sums in
+    registers, which add no deltas. `large`: many may have large blocks, which read less of the caches."""
     padded = triton.next_power_of_2(rows)
-    if rows <= THIN:
+    if thin and rows <= THIN:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
     most_splits = max(1, k // SHORTEST_SUM) if may_split else 1
