@@ -11,9 +11,10 @@ import torch
 
 import tessellm
 from tessellm.decoding.bench.loops import Loop
-from tessellm.decoding.bench.measure import Case, bandwidth, bytes_a_step, measure
+from tessellm.decoding.bench.measure import Case, bandwidth, bytes_a_step, engine_steps, measure
 from tessellm.decoding.bench.models import first_experts, random_composition
 from tessellm.decoding.bench.plan import cases
+from tessellm.decoding.engine import Engine
 from tessellm.decoding.groups import plan
 from tessellm.errors import EngineError
 
@@ -77,6 +78,23 @@ def test_a_measurement_adds_up() -> None:
     assert 1e8 < bandwidth(torch.device("cpu")) < 1e13
 
 
+@pytest.mark.parametrize("broken", ["prompt", "weights"])
+def test_requests_that_fail_end_a_measurement(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for tokens that will not come, and what came before is no speed."""
+    model = random_composition("llama-tiny", 1)
+    engine = Engine(model, slots=2)
+    if broken == "weights":
+        torch.nn.init.constant_(model.base.lm_head.weight, torch.nan)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    if broken == "prompt":
+        monkeypatch.setattr(engine.steps, "prefill", full)
+    with pytest.raises(EngineError, match="memory ran out" if broken == "prompt" else "computes NaN"):
+        engine_steps(engine, [[5, 6, 7], [8, 9]], 8)
+
+
 def test_a_sweep_is_a_star() -> None:
     found = cases([2, 1], [1, 8], [128, 512])
     assert found == [Case(2, 1, 128), Case(2, 8, 128), Case(2, 1, 512), Case(1, 1, 128)]
@@ -110,8 +128,10 @@ def test_the_command_on_a_composition(cli: Any, members_dir: Path, tmp_path: Pat
     for wrong, said in (
         ((), "either a composition or --shapes"),
         (("--shapes", "llama-513"), "did you mean 'llama-512'?"),
-        (("--shapes", "llama-tiny", "--batch", 0), "at least 1 for batch; got [0]"),
-        (("--shapes", "llama-tiny", "--prompt", 600), "a slot holds 512"),
+        (("--shapes", "llama-tiny", "--batch", 0), "from 1 to 1,048,576 for batch; got [0]"),
+        (("--shapes", "llama-tiny", "--batch", 10**20), "for batch; got [100000000000000000000]"),
+        (("--shapes", "llama-tiny", "--prompt", 500), "the longest prompt has 500 tokens and up to 64 more were asked"),
+        (("--shapes", "llama-tiny", "--new-tokens", 2), "all 2 new tokens came before a step could be timed"),
         (("--shapes", "llama-tiny", "--device", "tpu7"), "no model can be made on the device 'tpu7'"),
         ((recipe, "--rule", "product"), "--kind and --rule go with --shapes"),
     ):

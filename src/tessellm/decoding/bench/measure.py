@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import EngineError
 from ...model import ComposedForCausalLM
 from ..engine import Engine
 from ..sampling import Sampling
@@ -78,13 +79,22 @@ def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tup
     start = time.perf_counter()
     requests = [engine.submit(row, Sampling(new, ignore_end=True)) for row in rows]
     while not all(request.tokens for request in requests):
-        engine.step()
+        _step(engine)
     before, first = sum(len(r.tokens) for r in requests), time.perf_counter()
     while not all(request.done for request in requests):
-        engine.step()
+        _step(engine)
     synchronise(device)
     steps = (sum(len(r.tokens) for r in requests) - before) / len(rows)
-    return first - start, (time.perf_counter() - first) / max(steps, 1e-9)
+    if not steps:
+        raise EngineError(f"all {new} new tokens came before a step could be timed: ask for more of them")
+    return first - start, (time.perf_counter() - first) / steps
+
+
+def _step(engine: Engine) -> None:
+    """A request that failed writes no more: there is nothing to wait for."""
+    for request in engine.step():
+        if request.error:
+            raise EngineError(request.error)
 
 
 def loop_steps(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int, to_cpu: bool) -> float:

@@ -13,12 +13,14 @@ from ..speculation import Speculation
 from .measure import Case, sweep
 from .models import first_experts, random_composition
 
+MOST = 1 << 20  # of anything: no machine takes more
+
 
 def cases(experts: Sequence[int], batches: Sequence[int], prompts: Sequence[int]) -> list[Case]:
     """The first of each together, then each quantity varied by itself: a star, not a grid."""
     for name, values in (("experts", experts), ("batch", batches), ("prompt", prompts)):
-        if not values or min(values) < 1:
-            raise EngineError(f"expected whole numbers of at least 1 for {name}; got {list(values)}")
+        if not values or min(values) < 1 or max(values) > MOST:
+            raise EngineError(f"expected whole numbers from 1 to {MOST:,} for {name}; got {list(values)}")
     found = [Case(experts[0], batch, prompts[0]) for batch in batches]
     found += [Case(experts[0], batches[0], prompt) for prompt in prompts[1:]]
     return found + [Case(count, batches[0], prompts[0]) for count in experts[1:]]
@@ -53,5 +55,6 @@ def run(
         model = random_composition(shapes, max(counts), kind, rule, device, dtype)
     counts = list(experts) or [len(model.members) - 1]
     todo, whole = cases(counts, batches, prompts), model
+    model.config.check_room(max(prompts), new, "the longest prompt", "--new-tokens")
     found = sweep(lambda count: first_experts(whole, count), todo, new, rounds, compiled, loops, speculation, progress)
     return {"shapes": shapes, "kind": kind if shapes else None, "dtype": str(model.dtype).split(".")[-1], **found}
