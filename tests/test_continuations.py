@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.continuations import stop_at_text
+import tessellm
+from tessellm.continuations import Request as Asked
+from tessellm.continuations import by_engine, engine_for, stop_at_text
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 from tokenizer_cases import byte_level, sentence_pieces
 
-from conftest import character_tokenizer
+from conftest import build_model, character_tokenizer
 
 TOKENIZERS = {"bytes": byte_level(), "pieces": sentence_pieces(), "characters": character_tokenizer()}
 TOKENIZERS["tidied"] = byte_level()
@@ -99,3 +102,15 @@ def test_text_is_read_only_where_a_stop_text_can_end(monkeypatch: pytest.MonkeyP
     assert searched(tokenizer, [[token] for token in row], ["\n\n", "!", "2 + 2 = 4"]) == (row, False)
     assert max(read) == 2  # each kind of token once
     assert len(read) == len(set(row))
+
+
+def test_drafts_bring_no_tokens_behind_a_stop_text() -> None:
+    """Also where the last tokens of a text come together, and the stop text is among them."""
+    base, row = build_model("llama"), list(range(10, 20))
+    model, tokenizer = tessellm.compose(base, {"same": build_model("llama")}), TOKENIZERS["characters"]
+    (written,) = by_engine(engine_for(model, [row], Asked(8)), tokenizer, [row], Asked(8), None)
+    asked, drafts = Asked(8, stop=(tokenizer.decode(written[2:4]),)), Speculation("member:base", adaptive=False)
+    engine = engine_for(model, [row], asked, speculation=drafts)
+    assert list(by_engine(engine, tokenizer, [row], asked, None)) == [written[:4]]
+    assert engine.speculator is not None
+    assert engine.speculator.accepted == 6

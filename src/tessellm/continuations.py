@@ -93,7 +93,7 @@ def by_engine(
         streamer.put(torch.tensor(rows[0]))  # which it does not show
     while running:
         for arrived in engine.step():
-            if request.stop and not arrived.done:
+            if request.stop:  # also of one that is done: with drafts its last tokens came together
                 stop_at_text(engine, arrived, tokenizer, request.stop)
             if streamer is not None and len(arrived.tokens) > streamed:
                 streamer.put(torch.tensor(arrived.tokens[streamed:]))
