@@ -203,11 +203,13 @@ def test_tune(cli: Cli, out: Path, tmp_path: Path) -> None:
     assert "held out:" in ran.out
     tuning = json.loads((tmp_path / "tuning.json").read_text())
     assert tuning["after"] > tuning["before"]
+    assert ("do not help the texts held out" in ran.err) == (tuning["held_out_after"] <= tuning["held_out_before"])
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
     assert model.config.weights == pytest.approx(list(tuning["weights"].values()))
     asked = [{"prompt": "1+1=", "text": "2"}, {"prompt": "a", "text": "bc"}]
     (tmp_path / "dev.json").write_text(json.dumps(asked))
-    cli("tune", out, tmp_path / "dev.json", "--held-out", 0, "--json", tmp_path / "tuning.json")
+    assert "nothing judges" in cli("tune", out, tmp_path / "dev.json", "--held-out", 0.1).err
+    assert cli("tune", out, tmp_path / "dev.json", "--held-out", 0, "--json", tmp_path / "tuning.json").err == ""
     assert json.loads((tmp_path / "tuning.json").read_text())["tokens"] == 3  # of the texts alone
     ran = cli("tune", out, tmp_path / "dev.jsonl", "--save", out)
     assert ran.code == 2

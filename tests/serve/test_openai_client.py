@@ -124,7 +124,9 @@ def test_seeds_and_several_choices(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_texts_are_never_shown(client: openai.OpenAI, model: Any, stream: bool) -> None:
+def test_stop_texts_are_never_shown(server: Any, client: openai.OpenAI, model: Any, stream: bool) -> None:
+    counts = [f'tessellm_requests_total{{reason="{reason}"}}' for reason in ("stop", "cancelled")]
+    stopped, cancelled = map(server.metric, counts)
     text, _ = alone(model, PROMPT, 24)
     stop = text[5:8]
     expected = text[: text.find(stop)]
@@ -139,6 +141,8 @@ def test_stop_texts_are_never_shown(client: openai.OpenAI, model: Any, stream: b
         assert answer.choices[0].text == expected
         assert answer.choices[0].finish_reason == "stop"
         assert answer.usage.completion_tokens == len(expected) + len(stop)
+    server.wait_until_idle()
+    assert [*map(server.metric, counts)] == [stopped + 1, cancelled]  # nobody hung up
 
 
 @pytest.mark.parametrize("name", ["base", "math", "coding"])

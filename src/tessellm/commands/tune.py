@@ -115,10 +115,15 @@ def by_likelihood(
         )
     show_weights(composition, tuning.weights)
     out.print(f"log-likelihood a token: {tuning.before:.4f} → {tuning.after:.4f} on {tuning.tokens} tokens")
-    if tuning.held_out_before is not None:
-        out.print(
-            f"held out: {tuning.held_out_before:.4f} → {tuning.held_out_after:.4f} on {tuning.held_out_tokens} tokens"
-        )
+    before, after = tuning.held_out_before, tuning.held_out_after
+    if before is not None and after is not None:
+        out.print(f"held out: {before:.4f} → {after:.4f} on {tuning.held_out_tokens} tokens")
+        if after <= before:
+            err.print(
+                "note: the weights found do not help the texts held out. Give more texts, or leave them as they are"
+            )
+    elif held_out:
+        err.print("note: there are too few texts to hold any out, so nothing judges the weights found")
     if tuning.texts_left_out:
         err.print(f"note: {tuning.texts_left_out} texts were left out: shorter than two tokens, or past the memory")
     return composition, tuning, composition.config.rule["name"]

@@ -74,7 +74,7 @@ async def pieces(scheduler: Scheduler, choices: Sequence[Written]) -> AsyncGener
             piece = choice.read(news)
             if piece.finish_reason:
                 left -= 1
-                scheduler.cancel(choice.job)
+                scheduler.cancel(choice.job, piece.finish_reason)
             if piece.text or piece.tokens or piece.finish_reason:
                 yield number, piece
     finally:

@@ -83,10 +83,10 @@ class Scheduler:
             self._inbox.put(("enter", job))
         return jobs
 
-    def cancel(self, job: Job) -> None:
-        """Its slot is free before the next step."""
+    def cancel(self, job: Job, reason: str = "cancelled") -> None:
+        """Its slot is free before the next step. `reason`: what is told of it, as where a stop text has ended it."""
         if not job.closed:
-            self._inbox.put(("leave", job))
+            self._inbox.put((reason, job))
 
     @property
     def waiting(self) -> int:
@@ -122,7 +122,7 @@ class Scheduler:
                 self._jobs[job.request] = job
                 self.engine.waiting.append(job.request)
             elif job.request in self._jobs:
-                self._drop(job, "cancelled")
+                self._drop(job, order)
         return True
 
     def _expire(self) -> None:

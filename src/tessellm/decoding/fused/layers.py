@@ -30,7 +30,7 @@ SHORTEST_SUM = 512  # but not into pieces shorter than this
 ROWS_APART = 16  # of a program, up to which deltas have programs of their own beside those of split sums
 PARTS_APART = 32  # of what deltas need, for each of them
 LEAST_PARTS = 8  # for each split that adds deltas itself
-ROWS_AT_ONCE = 512  # of all parts that a program reads together
+NUMBERS_AT_ONCE = 8192  # of its parts that a program reads together
 NO_DELTAS: dict[str, Any] = {
     "MEMBERS": 0, "RANK": 0, "CHUNK": 16, "LOW_PARTS": 0, "OWN_PARTS": 1, "AT_ONCE": 1, "APART": False,
     "NEXT_RANK": 0, "NEXT_CHUNK": 16,
@@ -150,7 +150,8 @@ class Layout:
         """How a launch's programs share the parts of what its deltas need."""
         parts = len(low.numbers_SMBL)
         own = min(parts, PARTS_APART if self.apart else max(LEAST_PARTS, -(-parts // self.splits)))
-        at_once = min(triton.next_power_of_2(own), ROWS_AT_ONCE // self.settings["BLOCK_R"])
+        room = max(1, NUMBERS_AT_ONCE // (self.settings["BLOCK_R"] * low.deltas.rank))
+        at_once = min(triton.next_power_of_2(own), room)
         return {"LOW_PARTS": parts, "OWN_PARTS": own, "AT_ONCE": at_once, "APART": self.apart}
 
 

@@ -290,7 +290,8 @@ def _next_commands(out: Path, seconds: float) -> Text:
         (
             "  import tessellm\n"
             "  from transformers import pipeline\n"
-            f'  pipeline("text-generation", model="{out / "letters"}")("HELLO MATH>", max_new_tokens=16)\n',
+            f'  composed = pipeline("text-generation", model="{out / "letters"}")\n'
+            '  composed("HELLO MATH>", max_new_tokens=16, do_sample=False)\n',
             "bold",
         ),
     )
