@@ -47,6 +47,14 @@ def composition(kind: str, folder: Path, layers: int = 2) -> Any:
     return tessellm.compose(base, {"e1": perturbed(base, 1), "e2": perturbed(base, 2)})
 
 
+def grouped(composed: Any, slots: int, cells: int) -> tuple[Any, FusedDecoder]:
+    """All members as one group, and the fused step over its cache."""
+    (group,) = make_groups(composed, slots=slots, cells=cells, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    return group, fused
+
+
 def feed(group: Any, lengths: list[int]) -> None:
     """A text of each length into a slot each, by the modules."""
     for slot, length in enumerate(lengths):
@@ -66,9 +74,7 @@ def test_equals_the_modules(
     """Several rows and one, with sums in one piece and in several, cells in one piece and in several."""
     monkeypatch.setattr(layers, "SHORTEST_SUM", shortest_sum)
     composed = composition(kind, tmp_path)
-    (group,) = make_groups(composed, slots=4, cells=120, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 4, 120)
     slots = len(lengths)
     feed(group, lengths)
     token_B, position_B = torch.tensor([5, 6, 7])[:slots], torch.tensor(lengths)
@@ -92,9 +98,7 @@ def test_who_makes_an_input_makes_what_deltas_need_of_it(
     monkeypatch.setattr(decoder, "FEW_ROWS", few_rows)
     monkeypatch.setattr(low, "MOST_COLUMNS", columns)
     composed = composition("adapters", tmp_path)
-    (group,) = make_groups(composed, slots=4, cells=200, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 4, 200)
     feed(group, [150, 3])
     own_launches: list[int] = []
     alone = layers.FusedLinear._low
@@ -125,9 +129,7 @@ def test_deltas_are_added_beside_the_sums_or_with_them(
     monkeypatch.setattr(layers, "PARTS_APART", parts_apart)
     monkeypatch.setattr(layers, "LEAST_PARTS", least_parts)
     composed = composition("adapters", tmp_path)
-    (group,) = make_groups(composed, slots=2, cells=64, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 2, 64)
     feed(group, [9, 40])
     token_B, position_B = torch.tensor([5, 6]), torch.tensor([9, 40])
     launched, launch = [], layers.launch
@@ -149,9 +151,7 @@ def test_cells_in_splits_that_are_no_whole_blocks() -> None:
     settings = {"num_key_value_heads": 1, "max_position_embeddings": 2600, "num_hidden_layers": 1}
     base = build_model("llama", **SIZES, **settings).half()
     composed = tessellm.compose(base, {"e1": perturbed(base, 1)})
-    (group,) = make_groups(composed, slots=1, cells=2600, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 1, 2600)
     feed(group, [2500])
     found = fused(torch.tensor([[[5]], [[5]]]), torch.tensor([[2500]]), 2600)
     wanted = torch.stack(group.logits(torch.tensor([[5]]), torch.tensor([[2500]]), 1, 2501, 1))
@@ -197,9 +197,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
     for layer in other.model.layers:
         layer.self_attn.v_proj.bias = torch.nn.Parameter(torch.randn(32))
     composed = tessellm.compose(base, {"e1": other})
-    (group,) = make_groups(composed, slots=2, cells=50, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 2, 50)
     feed(group, [9, 4])
     token_BT, position_BT = torch.tensor([[5], [6]]), torch.tensor([[9], [4]])
     found = fused(token_BT.expand(2, -1, -1), position_BT, 50)
@@ -210,9 +208,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
 @torch.no_grad()
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     composed = composition("llama", tmp_path)
-    (group,) = make_groups(composed, slots=2, cells=50, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 2, 50)
     group.logits(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1)
     before = group.cache.key_RHCD[0][:, :, :50].clone()
     for tokens in (1, 3):
@@ -230,9 +226,7 @@ def test_several_tokens_equal_the_modules(
 ) -> None:
     """Rows with drafts of different lengths, none at all, and padding; in blocks of rows; windows of 16."""
     composed = composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1)
-    (group,) = make_groups(composed, slots=4, cells=120, stacked=True)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    group, fused = grouped(composed, 4, 120)
     slots, tokens = len(lengths), max(counts)
     assert fused.takes(slots, tokens)
     feed(group, lengths)
@@ -254,9 +248,7 @@ def test_several_tokens_equal_the_modules(
 
 def test_passes_that_are_too_large_are_left_to_the_modules(tmp_path: Path) -> None:
     composed = composition("adapters", tmp_path)
-    (group,) = make_groups(composed, slots=4, cells=120)
-    fused = fuse([composed.member(name) for name in composed.members], group.cache)
-    assert fused is not None
+    _, fused = grouped(composed, 4, 120)
     assert fused.takes(21, 1)  # 63 rows of one weight
     assert not fused.takes(22, 1)
     assert fused.takes(9, 9)
