@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from tessellm.decoding.bench.loops import padded_seconds
-from tessellm.decoding.bench.measure import engine_steps, loop_steps, random_prompts
-from tessellm.decoding.bench.models import random_composition
+from tessellm.bench.loops import padded_seconds
+from tessellm.bench.measure import engine_steps, loop_steps, random_prompts
+from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.lab.claims import Claim, Result
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 SHAPE, PROMPT, NEW, BATCH, REQUESTS = "llama-512", 128, 24, 8, 24

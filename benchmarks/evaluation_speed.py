@@ -20,12 +20,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from reference_overhead import RESULTS
-from tessellm.continuations import Request
-from tessellm.decoding.bench.loops import Loop
-from tessellm.decoding.bench.measure import random_prompts
-from tessellm.decoding.bench.models import random_composition
+from tessellm.bench.loops import Loop
+from tessellm.bench.measure import random_prompts
+from tessellm.bench.models import random_composition
 from tessellm.evaluate.writer import Ask, Writer
-from tessellm.experiments.claims import Claim, Result, at_least
+from tessellm.experiments.lab.claims import Claim, Result, at_least
+from tessellm.text.requests import Request
 
 STOPS = ("Question:", "\nclass ", "\nif __name__")  # none is in the words below
 

@@ -16,8 +16,8 @@ import sys
 import torch
 import triton
 
-from tessellm.decoding.fused import layers
-from tessellm.experiments.rule_cost import bandwidth
+from tessellm.decoding.cuda.fused import layers
+from tessellm.experiments.rule_cost.experiment import bandwidth
 
 LAYERS = {
     "qkv": (2304, 4096, 0),

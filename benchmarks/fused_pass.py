@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from reference_overhead import RESULTS
-from tessellm.decoding.bench.measure import bandwidth
-from tessellm.decoding.bench.models import base_alone, random_composition
-from tessellm.decoding.fused import decoder, layers, overlap
-from tessellm.decoding.groups import make_groups
+from tessellm.bench.measure import bandwidth
+from tessellm.bench.models import base_alone, random_composition
+from tessellm.decoding.cuda.fused import decoder, layers, overlap
+from tessellm.decoding.members.groups import make_groups
 from tessellm.files import write_text
+from tessellm.members.shared_tensors import unique_bytes
 from tessellm.provenance import environment
-from tessellm.shared_tensors import unique_bytes
 
 CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
     "as it is": {},

@@ -5,10 +5,10 @@
     python benchmarks/gpu_decoding.py --draw                                      the figures of the last run again
 
 Full models and LoRA experts against the notebook's loop and the limit of the memory, over batches, contexts and numbers
-of experts; a profile of what is missing; tokens against model.py in float32; speculation on trained members. Every item
-is written to results/gpu-decoding.json as soon as it is there; one that fails is reported, and the next one runs; what
-does not begin within --seconds is left out. `--warm N` first lets N processes compile the kernels side by side, on two
-layers.
+of experts; a profile of what is missing; tokens against the reference in float32; speculation on trained members. Every
+item is written to results/gpu-decoding.json as soon as it is there; one that fails is reported, and the next one runs;
+what does not begin within --seconds is left out. `--warm N` first lets N processes compile the kernels side by side, on
+two layers.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from transformers.utils.logging import disable_progress_bar
 import speculation as trained_speculation
 from gpu_claims import claims
 from reference_overhead import RESULTS
-from tessellm.decoding.bench.equality import compared
-from tessellm.decoding.bench.figure import draw
-from tessellm.decoding.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
-from tessellm.decoding.bench.models import base_alone, first_experts, random_composition
-from tessellm.decoding.bench.profile import profiled
+from tessellm.bench.equality import compared
+from tessellm.bench.figure import draw
+from tessellm.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
+from tessellm.bench.models import base_alone, first_experts, random_composition
+from tessellm.bench.profile import profiled
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.experiments.claims import Result
-from tessellm.shared_tensors import unique_bytes
+from tessellm.experiments.lab.claims import Result
+from tessellm.members.shared_tensors import unique_bytes
 
 NAME = "gpu-decoding"
 FULL, LORA = 3, 8  # the most experts of each kind
@@ -126,7 +126,7 @@ class Bench:
         return {**found, "ratio": found["lora"]["all"] / found["base"]["all"]}
 
     def equality(self, kind: str, dtype: torch.dtype, draft: str | None = None) -> dict[str, Any]:
-        """Four prompts of different lengths, against model.py. Few kernels are compiled for it: the prompts are alike
+        """Four prompts of unlike lengths, against the reference. Few kernels are compiled for it: the prompts are alike
         enough to be fed and decoded together, drafts are of one length, and their rule is not compiled."""
         whole = self.composition(kind, dtype)
         model = first_experts(whole, min(len(whole.members) - 1, 2 if kind == "full" else 3))

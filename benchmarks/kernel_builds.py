@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tessellm.decoding.bench.models import with_deltas
-from tessellm.decoding.fused import decoder, layers
+from tessellm.bench.models import with_deltas
+from tessellm.decoding.cuda.fused import decoder, layers
 from tessellm.decoding.slots import SlotCache
 
 KERNELS = ("attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel")

@@ -28,12 +28,11 @@ from transformers import LlamaForCausalLM
 
 import tessellm
 from reference_overhead import RESULTS
-from tessellm.decoding.bench.distribution import Draws, compared, warm_draws
+from tessellm.bench.distribution import Draws, compared, warm_draws
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.experiments.claims import Claim, Result, at_least
 from tessellm.experiments.demo.letters import (
     END_OF_PROMPT,
     EOS,
@@ -44,6 +43,7 @@ from tessellm.experiments.demo.letters import (
     sample_strings,
     train_base,
 )
+from tessellm.experiments.lab.claims import Claim, Result, at_least
 from watched import Watched
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)

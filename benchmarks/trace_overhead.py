@@ -10,9 +10,9 @@ import time
 import torch
 
 from reference_overhead import PROMPT, RESULTS, ROUNDS, SHAPES, overhead
-from tessellm.decoding.bench.models import random_composition
+from tessellm.bench.models import random_composition
 from tessellm.diagnose.recorder import Recorder
-from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.lab.claims import Claim, Result
 
 LIMIT = 1.10
 

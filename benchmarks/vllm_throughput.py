@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.experiments.claims import Claim, Result
+from tessellm.experiments.lab.claims import Claim, Result
 
 CONFIG = LlamaConfig(
     vocab_size=16_000,

@@ -122,6 +122,15 @@ def purpose_of(path: Path) -> str:
     return text.split("\n", 1)[0].rstrip(".")
 
 
+def folder(path: Path, indent: str = "  ") -> Iterator[str]:
+    """A folder's line, and those of its folders; experiments are many, and listed elsewhere."""
+    yield f"{indent + path.name + '/':<22} {purpose_of(path / '__init__.py')}"
+    inner = () if path.name == "experiments" else sorted(path.iterdir())
+    for each in inner:
+        if (each / "__init__.py").is_file():
+            yield from folder(each, indent + "  ")
+
+
 def tree() -> Iterator[str]:
     yield "```text"
     yield "src/tessellm/"
@@ -130,7 +139,7 @@ def tree() -> Iterator[str]:
         if path.suffix == ".py" and path.name != "__init__.py":
             yield f"  {path.name:<20} {purpose_of(path)}"
         elif (path / "__init__.py").is_file():
-            yield f"  {path.name + '/':<20} {purpose_of(path / '__init__.py')}"
+            yield from folder(path)
     for name, purpose in FOLDERS.items():
         yield f"{name:<22} {purpose}"
     yield "```"

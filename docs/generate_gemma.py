@@ -15,7 +15,7 @@ from tessellm.evaluate.evaluation import DEVELOP
 from tessellm.evaluate.merges import METHODS
 from tessellm.evaluate.splits import SHARE
 from tessellm.evaluate.tasks import NEW_TOKENS
-from tessellm.planning import DEVICES, GIB, USABLE, Device, MemberSize, Needs, speed_limit
+from tessellm.inspect.planning import DEVICES, GIB, USABLE, Device, MemberSize, Needs, speed_limit
 
 PAGE = Path(__file__).resolve().parent / "gemma-2-2b.md"
 COLUMNS = ("base", "coding", "math", "composed")

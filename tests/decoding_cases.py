@@ -1,4 +1,4 @@
-"""Compositions to decode, and how the reference decodes them: one sequence at a time, by model.py."""
+"""Compositions to decode, and how the reference decodes them: one sequence at a time, by the reference model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import tessellm
-from tessellm.decoding.bench.equality import disagreements, fragile, reference_rows
+from tessellm.bench.equality import disagreements, fragile, reference_rows
 from tessellm.decoding.requests import Request
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member

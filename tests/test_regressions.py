@@ -11,7 +11,7 @@ from tessellm.errors import MemberError, PromptError, RecipeError
 from tessellm.rules import Product, make_rule
 
 from conftest import build_model, perturbed, save_lora, save_member
-from test_model import composition, family, random_ids
+from families import composition, family, random_ids
 
 
 def ending(seed: int, eos: int):

@@ -9,11 +9,10 @@ Importing this package lets `AutoConfig`, `AutoModelForCausalLM` and `pipeline` 
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from .compose import compose
-from .config import ComposedConfig
 from .diagnose import Diagnosis, Trace, diagnose, trace
 from .errors import TessellmError
 from .members import MemberSpec
-from .model import ComposedForCausalLM
+from .model import ComposedConfig, ComposedForCausalLM
 
 AutoConfig.register("tessellm", ComposedConfig, exist_ok=True)
 AutoModelForCausalLM.register(ComposedConfig, ComposedForCausalLM, exist_ok=True)

@@ -11,13 +11,12 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .config import ComposedConfig
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
-from .model import ComposedForCausalLM
+from .members.shared_tensors import share_identical
+from .model import ComposedConfig, ComposedForCausalLM
 from .rules import DEFAULT, RULES, Rule, default_termination, describe_rule, make_rule
-from .shared_tensors import share_identical
-from .termination import POLICIES
+from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
 
 

@@ -1,4 +1,4 @@
-"""Whatever a composition is made of, the engine writes what model.py would: rules, endings, weights, vocabularies."""
+"""Whatever composes, the engine writes what the reference would: rules, endings, weights, vocabularies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 import tessellm
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.groups import plan
+from tessellm.decoding.members.groups import plan
+from tessellm.decoding.members.stacking import can_stack
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.stacking import can_stack
 from tessellm.rules import RULES
-from tessellm.termination import POLICIES
+from tessellm.rules.termination import POLICIES
 
 from conftest import SPECIAL, VOCAB, build_model, character_tokenizer, perturbed, save_member
 from decoding_cases import composition, prompts, reference_rows, unexcused

@@ -1,4 +1,4 @@
-"""The engine writes what model.py would, whatever else is in the batch, and frees what it no longer needs."""
+"""The engine writes what the reference would, whatever else is in the batch, and frees what it no longer needs."""
 
 from __future__ import annotations
 

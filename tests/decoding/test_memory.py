@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import compiled_rule, device
+from tessellm.decoding import state as device
+from tessellm.decoding.cuda import compiled_rule
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.steps import Steps

@@ -1,4 +1,4 @@
-"""The engine with members as they are: what model.py writes, for architectures that the fast path refuses too."""
+"""The engine with members as they are: what the reference writes, for architectures that the fast path refuses too."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import device
+from tessellm.decoding import state as device
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.prefill import PASS_TOKENS
 from tessellm.decoding.sampling import Sampling

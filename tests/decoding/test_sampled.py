@@ -12,9 +12,9 @@ import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling, uniform
 
+from chi_square import chi_square_p_value
 from conftest import VOCAB, build_model, perturbed
 from decoding_cases import alone, prompts, unexcused
-from test_generate import chi_square_p_value
 
 PROMPT = [5, 17, 33, 8, 20]
 DRAWS = 2500

@@ -15,7 +15,8 @@ from tessellm.decoding import self_check
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.errors import EngineError
-from tessellm.generation import Request, generate_texts
+from tessellm.text.requests import Request
+from tessellm.text.writer import generate_texts
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_member
 from decoding_cases import prompts, unexcused

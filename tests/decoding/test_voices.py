@@ -15,8 +15,8 @@ from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.voices import Voice
 from tessellm.errors import GenerationError
-from tessellm.evidence import Trace
 from tessellm.rules import make_rule
+from tessellm.rules.evidence import Trace
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, reference_rows, unexcused

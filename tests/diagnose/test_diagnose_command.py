@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from planted import composition, prompts
-
 from conftest import character_tokenizer
+from planted import composition, prompts
 
 
 @pytest.fixture(scope="module")

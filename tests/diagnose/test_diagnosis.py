@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import tessellm
-from planted import composition, prompts
 from tessellm.diagnose.certificate import as_share
 from tessellm.diagnose.rates import new_text_limit, rate
 from tessellm.diagnose.trace import finite
 from tessellm.errors import PromptError
 
 from conftest import build_model
+from planted import composition, prompts
 
 RULES = ["product", "evidence"]
 

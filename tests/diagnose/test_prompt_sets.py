@@ -5,9 +5,10 @@ import json
 import pytest
 
 import tessellm
-from planted import composition
 from tessellm.diagnose.prompts import Example, read_examples
 from tessellm.errors import PromptError
+
+from planted import composition
 
 
 def write(path, content):

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import tessellm
-from planted import HOSTILE, composition, hostile_tokenizer, prompts
 from tessellm.diagnose.shown import LINES, PALETTE, colour, in_terminal, line_style, visible
 from tessellm.diagnose.speaking import Terminal, generate_traced
-from tessellm.generation import Request
+from tessellm.text.requests import Request
+
+from planted import HOSTILE, composition, hostile_tokenizer, prompts
 
 BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
 
@@ -90,7 +91,7 @@ def test_what_a_terminal_shows():
 
 @pytest.mark.parametrize("stop", [(), ("e",)])
 def test_traced_generation_is_generation(stop):
-    from tessellm.generation import generate_texts
+    from tessellm.text.writer import generate_texts
 
     model = composition("three", "six", rule="evidence")
     request = Request(max_new_tokens=12, stop=stop)

@@ -3,6 +3,7 @@
 import pytest
 
 import tessellm
+
 from planted import HOSTILE, composition, hostile_tokenizer, prompts
 
 pytestmark = pytest.mark.browser

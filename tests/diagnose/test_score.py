@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import tessellm
-from planted import composition, prompts
 from tessellm.diagnose.interference import Rows
 from tessellm.diagnose.laws import hearing_of
 from tessellm.diagnose.recorder import log_probabilities
 from tessellm.diagnose.score import chance_right, sharpened
 from tessellm.diagnose.statistics import statistics
 from tessellm.rules import make_rule
+
+from planted import composition, prompts
 
 
 def test_it_is_high_for_a_clean_pair_and_low_for_a_contradiction():

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from test_statistics import ENDS, rows
 
 from tessellm.diagnose import sweep
 from tessellm.diagnose.laws import ends_on, hearing_of
 from tessellm.diagnose.statistics import statistics
-from tessellm.evidence import explained
 from tessellm.rules import RULES, make_rule, with_weights
-from tessellm.termination import Terminated
+from tessellm.rules.evidence import explained
+from tessellm.rules.termination import Terminated
+
+from test_row_statistics import ENDS, rows
 
 
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, -0.3)])

@@ -11,7 +11,7 @@ from tessellm.errors import MemberError, PromptError
 from tessellm.rules import RULES
 
 from conftest import character_tokenizer
-from test_model import composition, family, random_ids
+from families import composition, family, random_ids
 
 ARCHITECTURES = ["gpt2", "llama", "gemma2"]
 
@@ -47,7 +47,7 @@ def test_the_composed_log_probabilities_are_the_models_own(models, rule):
 def test_reading_in_chunks_changes_nothing(models, rule, monkeypatch):
     model, ids = composition(models, rule=rule), random_ids()
     whole = tessellm.trace(model, ids)
-    monkeypatch.setattr("tessellm.rows.CHUNK_ELEMENTS", 3 * 3 * 64 * 5)  # five positions at a time
+    monkeypatch.setattr("tessellm.model.rows.CHUNK_ELEMENTS", 3 * 3 * 64 * 5)  # five positions at a time
     equal(whole, tessellm.trace(model, ids))
 
 

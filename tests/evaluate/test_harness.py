@@ -11,7 +11,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import tessellm
-from tessellm.continuations import Request
 from tessellm.decoding.engine import Engine
 from tessellm.errors import MemberError
 from tessellm.evaluate import writer
@@ -19,6 +18,7 @@ from tessellm.evaluate.columns import alone
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.writer import Ask, Writer
+from tessellm.text.requests import Request
 
 from conftest import build_model, character_tokenizer, perturbed
 

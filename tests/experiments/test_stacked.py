@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tessellm.errors import TrainingError
-from tessellm.experiments.finite import check_copies
-from tessellm.experiments.stacked import Shape, initialise, logits, select, to_llama, train
-from tessellm.experiments.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
+from tessellm.experiments.lab.finite import check_copies
+from tessellm.experiments.lab.stacked import Shape, initialise, logits, select, to_llama, train
+from tessellm.experiments.lab.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
 
 SHAPE = Shape(vocabulary=13, width=32, layers=2, heads=2, context=16)
 

@@ -11,11 +11,11 @@ from operator import floordiv
 
 import pytest
 
-from tessellm.experiments.workers import by_processes
+from tessellm.experiments.lab.workers import by_processes
 
 ASLEEP = """
 import sys, time
-from tessellm.experiments.workers import by_processes
+from tessellm.experiments.lab.workers import by_processes
 print("begun", flush=True)
 try:
     for _ in by_processes(time.sleep, [(0.01,)] + [(100,)] * 8, 2):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tessellm
-from planted import HOSTILE, hostile_tokenizer, trained
 
 from conftest import character_tokenizer, save_member
+from planted import HOSTILE, hostile_tokenizer, trained
 from servers import PATIENCE, Running, serving
 
 pytestmark = pytest.mark.browser

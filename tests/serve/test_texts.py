@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessellm.serve.texts import Text, token_bytes, token_text
+
 from tokenizer_cases import byte_level, sentence_pieces
 
 TOKENIZERS = {"bytes": byte_level(), "pieces": sentence_pieces()}

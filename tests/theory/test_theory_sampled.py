@@ -146,12 +146,3 @@ def test_what_is_refused(family):
         sampled.jointly_factorizable(model, Texts(ids), measure="bits")
     with pytest.raises(ValueError, match="start"):
         sampled.jointly_factorizable(model, Texts(ids, start=9))
-
-
-def test_a_bootstrap_in_portions_is_the_same(generator, monkeypatch):
-    sum_B = torch.rand(70, generator=generator, dtype=torch.float64)
-    count_B = torch.randint(1, 9, (70,), generator=generator).double()
-    whole = sampled.bootstrap(sum_B, count_B, 0.95, seed=5, resamples=500)
-    monkeypatch.setattr(sampled, "AT_ONCE", 300)  # four of 500 draws at once
-    assert sampled.bootstrap(sum_B, count_B, 0.95, seed=5, resamples=500) == whole
-    assert whole[0] < sum_B.sum() / count_B.sum() < whole[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tessellm
-from tessellm.planning import GIB, read_needs
+from tessellm.inspect.planning import GIB, read_needs
 
 from conftest import character_tokenizer, save_lora, save_member
 from engines import (

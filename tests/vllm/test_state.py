@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.forward_context import override_forward_context
 
-from tessellm.evidence import Evidence
+from tessellm.rules.evidence import Evidence
 from tessellm.vllm.memory import LAYER, Memory, Step
 from tessellm.vllm.state import States
 

@@ -56,8 +56,8 @@ def bench(
     """Measure decoding. Example: tessellm bench --shapes llama-512 --experts 2 --batch 1 --batch 8"""
     import torch
 
-    from ..decoding.bench.figure import check_format, draw
-    from ..decoding.bench.plan import run
+    from ..bench.figure import check_format, draw
+    from ..bench.plan import run
     from ..errors import EngineError
     from ..members import dtype_of
     from ..provenance import environment

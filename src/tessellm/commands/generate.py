@@ -14,7 +14,7 @@ from rich.markup import escape
 from .shared import Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, write_json
 
 if TYPE_CHECKING:
-    from ..continuations import Request
+    from ..text.requests import Request
 
 
 def generate(
@@ -53,7 +53,9 @@ def generate(
     Example: tessellm generate out "Write a function that" --trace
     """
     from ..errors import EngineError
-    from ..generation import Request, generate_texts, read_prompts
+    from ..text.inputs import read_prompts
+    from ..text.requests import Request
+    from ..text.writer import generate_texts
 
     if trace and speculate is not None:
         raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")

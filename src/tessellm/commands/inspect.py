@@ -38,7 +38,7 @@ def inspect(
         return
     if hardware or any(value is not None for value in (memory, bandwidth, context)):
         raise RecipeError("--hardware, --memory, --bandwidth and --context say what to plan for: give --plan too")
-    from ..inspection import inspect_model
+    from ..inspect.inspection import inspect_model
 
     report = inspect_model(load(model, device, dtype))
     table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
@@ -77,7 +77,7 @@ def show_plan(
     json_path: JsonPath,
 ) -> None:
     """What the composition needs, and a line for every kind of device."""
-    from ..planning import DEVICES, device_named, plan, read_needs, report
+    from ..inspect.planning import DEVICES, device_named, plan, read_needs, report
 
     own = memory is not None or bandwidth is not None
     names: list[str | None] = [*hardware] or ([None] if own else [*DEVICES])

@@ -25,8 +25,8 @@ def reproduce(
     json_path: JsonPath = None,
 ) -> None:
     """Run an experiment; exits with 1 if a claim does not hold. Example: tessellm reproduce letters"""
-    from ..experiments.page import write_page
-    from ..experiments.registry import EXPERIMENTS, check_size, chosen, run_experiment
+    from ..experiments.lab.page import write_page
+    from ..experiments.lab.registry import EXPERIMENTS, check_size, chosen, run_experiment
 
     if listing:
         for known, experiment in EXPERIMENTS.items():
@@ -54,7 +54,7 @@ def _progress(text: str) -> None:
 
 def _show_claims(result: dict[str, Any]) -> None:
     """Claims as a list: the mark, what was claimed, what came out, the target."""
-    from ..experiments.claims import shown
+    from ..experiments.lab.claims import shown
 
     out.print(f"{result['name']} ({result['seconds']:.0f} s)", style="bold")
     for claim in result["claims"]:

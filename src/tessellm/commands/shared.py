@@ -36,7 +36,7 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as 
 
 
 def load(model: str, device: str | None, dtype: str | None) -> Any:
-    from ..inspection import load_model
+    from ..load import load_model
 
     return load_model(model, device, dtype)
 

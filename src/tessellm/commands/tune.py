@@ -102,8 +102,9 @@ def by_likelihood(
     model: str, development: Path, held_out: float, device: str | None, dtype: str | None
 ) -> tuple[Any, Any, str]:
     """The composition, what was found, and the rule that goes with it."""
-    from ..generation import encode_examples, read_examples
-    from ..tune import tune as find_weights
+    from ..text.inputs import read_examples
+    from ..text.prompts import encode_examples
+    from ..tune.likelihood import tune as find_weights
 
     examples = read_examples(development)
     composition = load(model, device, dtype)
@@ -146,7 +147,7 @@ def by_score(
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import check_folder, identity
-    from ..evaluate.tuning import Trial, tune_by_score
+    from ..tune.score import Trial, tune_by_score
 
     for rule in settings["rules"]:
         rule_entry(rule)

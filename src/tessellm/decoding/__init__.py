@@ -1,1 +1,1 @@
-"""The fast path: many sequences at once, token ids only. Every path is pinned to model.py by an equality test."""
+"""The fast path: many sequences at once, token ids only. Equality tests hold every path to the reference model."""

@@ -3,7 +3,7 @@
     engine = Engine(model, slots=8)
     requests = engine.generate([[1, 2, 3], [4, 5]], Sampling(max_new_tokens=32))
 
-or `submit` and `step` by hand, as a server does. Token ids only; exact: what it writes is what model.py would.
+or `submit` and `step` by hand, as a server does. Token ids only; exact: what it writes is what the reference would.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 
 from ..errors import EngineError, FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
-from .device import SlotState
-from .groups import Members, make_groups
+from .members.groups import Members, make_groups
 from .plain import plain_groups
 from .prefill import Prefill
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import Sampling, how
 from .self_check import check, refuse_unknown
-from .speculation import Speculation, Speculator
+from .speculation import Speculation
+from .speculation.speculation import Speculator
+from .state import SlotState
 from .steps import Steps, Written, make_steps
 from .voices import Special, Voice, Watcher, special
 
@@ -48,7 +49,7 @@ class Engine:
         reference: bool = False,
     ):
         """`window`: the longest of any rule that requests bring, if longer than that of the composition's own.
-        `reference`: members run as model.py runs them, one sequence after another, whatever they are."""
+        `reference`: members run as the reference model runs them, one sequence after another, whatever they are."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
         limit = model.config.max_position_embeddings or None

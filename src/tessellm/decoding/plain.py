@@ -1,7 +1,7 @@
 """Members as they are, each sequence by itself with a cache of its own, behind the interface of Group.
 
-What model.py computes, for compositions that the fast path cannot take: slow, one sequence after another, and with all
-else that an engine has. A beginning that two prompts share is fed twice: not every cache can be cut.
+What the reference model computes, for compositions that the fast path cannot take: slow, one sequence after another,
+and with all else that an engine has. A beginning that two prompts share is fed twice: not every cache can be cut.
 """
 
 from __future__ import annotations

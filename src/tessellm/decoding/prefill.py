@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .device import SlotState
 from .prefixes import Prefixes
 from .requests import Request
 from .sampling import how
+from .state import SlotState
 from .steps import Steps
 from .voices import Special, special
 

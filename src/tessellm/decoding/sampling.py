@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GenerationError
-from ..temperature import COLDEST, check_temperature
+from ..model.temperature import COLDEST, check_temperature
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
-from .groups import Group, member_logits
+from .members.groups import Group, member_logits
 
 LENGTH, STEPS = 12, 3  # tokens of the text, and how many of them are fed one by one
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .device import SlotState
+from .state import SlotState
 from .voices import Special
 
 if TYPE_CHECKING:
-    from .drafts import Alone
-    from .verification import Verification
+    from .speculation.drafts import Alone
+    from .speculation.verification import Verification
 
 Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
 
@@ -88,6 +88,6 @@ def make_steps(state: SlotState, context: int, compiled: bool) -> Steps:
     """The steps for the device that the slots are on."""
     if state.device.type != "cuda":
         return Steps(state, context)
-    from .graphs import GraphSteps
+    from .cuda.graphs import GraphSteps
 
     return GraphSteps(state, context, compiled)

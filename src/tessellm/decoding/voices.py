@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..evidence import Trace
 from ..rules import Rule, normalised
+from ..rules.evidence import Trace
 
 if TYPE_CHECKING:
     from .requests import Request

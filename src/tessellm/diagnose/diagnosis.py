@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from ..continuations import Request, left_padded, settings_of
 from ..errors import PromptError
-from ..generation import encode_examples, tokenizer_of
 from ..model import ComposedForCausalLM
+from ..text.continuations import left_padded, settings_of
+from ..text.prompts import encode_examples, tokenizer_of
+from ..text.requests import Request
 from .advice import Advice, advise
 from .certificate import Certificate, certificate
 from .interference import Interference, interference, rows_of

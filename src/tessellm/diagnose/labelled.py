@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError, nearest
-from ..generation import check_characters, entries
+from ..text.inputs import check_characters, entries
 from .prompts import shortened
 
 LARGEST = sys.float_info.max

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Product, Weighted, tilt
-from ..termination import Ends, Terminated, as_event, ends_of
+from ..rules.termination import Ends, Terminated, as_event, ends_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 import transformers
 from transformers import AutoModel
 
-from .. import sources
 from ..errors import MemberError
-from ..inspection import load_model
-from ..members import UNLOADABLE, Loading, dtype_of, load_tokenizer
+from ..load import load_model
+from ..members import Loading, dtype_of, load_tokenizer, sources
+from ..members.load import UNLOADABLE
 
 
 def load_any(path: str, device: str | None = None, dtype: str | None = None) -> tuple[Any, Any]:

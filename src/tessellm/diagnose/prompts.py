@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError
-from ..generation import check_characters, entries
 from ..model import ComposedForCausalLM
+from ..text.inputs import check_characters, entries
 
 SHOWN = 5
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..theory.sampled import bootstrap
+from ..statistics import bootstrap
 
 CONFIDENCE = 0.95
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..evidence import Trace as Why
 from ..model import ComposedForCausalLM
+from ..rules.evidence import Trace as Why
 from .laws import hearing_of
 from .statistics import Statistics, statistics
 

@@ -9,9 +9,12 @@ from typing import Any, TextIO
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from ..continuations import UNFINISHED, Request, reference_batches
-from ..generation import Generated, encode_prompts, finished, tokenizer_of
 from ..model import ComposedForCausalLM
+from ..text.continuations import reference_batches
+from ..text.prompts import encode_prompts, tokenizer_of
+from ..text.requests import Request
+from ..text.stops import UNFINISHED
+from ..text.writer import Generated, finished
 from .recorder import Recorder
 from .shown import in_terminal, visible
 from .trace import Trace, generated

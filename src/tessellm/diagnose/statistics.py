@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import gates
-from ..evidence import CLAIM, Evidence, Trace
-from ..gates import LOG_ZERO
-from ..rules import Product
-from ..termination import log_left
+from ..rules import Product, gates
+from ..rules.evidence import CLAIM, Evidence, Trace
+from ..rules.gates import LOG_ZERO
+from ..rules.termination import log_left
 from .laws import Hearing, ends_on
 from .sweep import Swept, sweep
 

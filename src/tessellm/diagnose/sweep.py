@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..gates import IMPOSSIBLE, LOG_ZERO
 from ..rules import Product
+from ..rules.gates import IMPOSSIBLE, LOG_ZERO
 from .laws import Hearing
 
 TOP = 5

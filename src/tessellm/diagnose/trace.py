@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import MemberError, PromptError, require
 from ..model import ComposedForCausalLM
-from ..rows import slices
+from ..model.rows import slices
 from .recorder import Recorder
 
 COMPOSED = "composed"

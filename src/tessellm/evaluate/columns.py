@@ -10,9 +10,8 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..config import ComposedConfig
 from ..errors import MemberError, nearest
-from ..model import ComposedForCausalLM
+from ..model import ComposedConfig, ComposedForCausalLM
 from ..vocabulary import Alignment
 
 

@@ -15,10 +15,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
 
-from ..continuations import Request
 from ..errors import GenerationError
-from ..generation import tokenizer_of
 from ..model import ComposedForCausalLM
+from ..text.prompts import tokenizer_of
+from ..text.requests import Request
 from .journal import Journal, key_of
 from .scoring import Score, score
 from .writer import Ask, Writer, Written

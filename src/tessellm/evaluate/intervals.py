@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..rows import slices
-from ..theory.sampled import AT_ONCE
-from ..theory.sampled import bootstrap as resampled
+from ..model.rows import slices
+from ..statistics import AT_ONCE
+from ..statistics import bootstrap as resampled
 
 DRAWS = 10_000
 SEED = 0

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations, by model.py. Token ids only; knows nothing of tasks."""
+"""Log-likelihoods of continuations, by the reference model. Token ids only; knows nothing of tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..continuations import left_padded
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
+from ..text.continuations import left_padded
 
 LOGITS = 1 << 28  # log-probabilities that one batch may hold
 

@@ -1,7 +1,7 @@
 """Writer: continuations of many prompts, each with its own limits and stop texts, reported as they end.
 
-By the fast engine; by model.py where the engine cannot run the composition. A prompt that fails does not end the
-others. Stop texts end a continuation while it is decoded.
+By the fast engine; by the reference model where the engine cannot run the composition. A prompt that fails does not end
+the others. Stop texts end a continuation while it is decoded.
 
 How numbers are rounded depends on what is computed together, and a tie within rounding may fall either way. So prompts
 are written in blocks that start alike whatever came before, and of a block that was cut short all is written again:
@@ -14,13 +14,16 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ..continuations import Request, by_reference, engine_for, stop_at_text
 from ..decoding.engine import Engine
 from ..decoding.requests import Request as Running
 from ..decoding.sampling import Sampling
 from ..errors import EngineError, TessellmError
-from ..generation import finished, tokenizer_of
 from ..model import ComposedForCausalLM
+from ..text.continuations import by_reference, engine_for
+from ..text.prompts import tokenizer_of
+from ..text.requests import Request
+from ..text.stops import stop_at_text
+from ..text.writer import finished
 
 BLOCK = 16  # batches that are written together
 

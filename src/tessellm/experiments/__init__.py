@@ -1,1 +1,1 @@
-"""Experiments: a folder each; what they share stands beside the folders. The library imports none of them."""
+"""Experiments: a folder each; what they share is in lab/. The library imports none of them."""

@@ -10,16 +10,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..continuations import unusual_settings
 from ..decoding.engine import Engine
 from ..decoding.requests import Request
 from ..decoding.sampling import Sampling
 from ..diagnose.shown import colour, line_style
 from ..errors import FastPathError, GenerationError, PromptError
-from ..generation import tokenizer_of
 from ..model import ComposedForCausalLM
+from ..model.temperature import COLDEST
 from ..rules import RULES
-from ..temperature import COLDEST
+from ..text.continuations import unusual_settings
+from ..text.prompts import tokenizer_of
 from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
 from .choices import Piece, Written, pieces
 from .metrics import Metrics

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ..continuations import UNFINISHED, held_back, stop_position
+from ..text.stops import UNFINISHED, held_back, stop_position
 
 TAIL = 6  # tokens of the prompt that the first new ones are decoded with
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -19,9 +19,9 @@ from ..diagnose.laws import hearing_of
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
 from ..errors import nearest
-from ..evidence import Trace
 from ..model import ComposedForCausalLM, complete_rule
 from ..rules import LARGEST_WEIGHT, RULES, default_termination, plain_rule
+from ..rules.evidence import Trace
 from .refusals import Refusal, bad
 
 KEPT = 64  # voices that are remembered

@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .. import model as reference
 from ..checkpoint import read_own_tensors, saved_alignment
+from ..checkpoint.links import saved_member
 from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
-from ..links import saved_member
 from ..members import Loading
+from ..members.sources import Source, check_files, find
 from ..rules import RULES, Rule, plain_rule
-from ..sources import Source, check_files, find
 from .versions import check_version
 
 logger = logging.getLogger("vllm.tessellm")

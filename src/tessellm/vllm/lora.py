@@ -26,7 +26,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.parameter import ModelWeightParameter
 
-from ..sources import Source, weight_files
+from ..members.sources import Source, weight_files
 
 PREFIX = "base_model.model."
 QKV = ("q", "k", "v")

@@ -25,7 +25,7 @@ from vllm.transformers_utils.config import get_hf_text_config
 
 from ..errors import MemberError
 from ..members import Loading, MemberSpec, load_member
-from ..sources import Source
+from ..members.sources import Source
 from .lora import Adapter, attach, fits
 
 

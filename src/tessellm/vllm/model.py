@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint import read_own_tensors, saved_alignment
+from ..members.sources import weight_files
 from ..rules import working_dtype
-from ..sources import weight_files
 from .config import composition_folder, logger, make_rule, member_configs, member_sources
 from .lora import Adapter, read_adapter
 from .members import Member, merged_checkpoint

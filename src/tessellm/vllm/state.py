@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rows import slices
+from ..model.rows import slices
 from ..rules import Rule
 from .memory import Memory, Step
 

@@ -15,9 +15,9 @@ from tessellm.experiments.bridge import experiment
 from tessellm.experiments.bridge.combinations import ChainTable, combinations, gold, split
 from tessellm.experiments.bridge.knowledge import ROWS, decode_all, due_skill, read
 from tessellm.experiments.bridge.state import State
+from tessellm.experiments.lab.stacked import Shape, initialise, to_llama
 from tessellm.experiments.skills import chains
 from tessellm.experiments.skills.members import oracle, wrong
-from tessellm.experiments.stacked import Shape, initialise, to_llama
 
 SKILLS = (1, 2, 4, 6)
 

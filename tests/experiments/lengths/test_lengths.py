@@ -5,19 +5,11 @@ import json
 import pytest
 import torch
 
+from tessellm.experiments.lab.stacked import initialise
+from tessellm.experiments.lab.stacked import logits as rotary_logits
 from tessellm.experiments.lengths import experiment as lengths
-from tessellm.experiments.lengths.members import (
-    LONGEST,
-    SCHEMES,
-    SHAPE,
-    WINDOW,
-    logits,
-    target,
-    train_members,
-)
+from tessellm.experiments.lengths.members import LONGEST, SCHEMES, SHAPE, WINDOW, logits, target, train_members
 from tessellm.experiments.letters.positions import REPLACEMENTS
-from tessellm.experiments.stacked import initialise
-from tessellm.experiments.stacked import logits as rotary_logits
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from tessellm.experiments.lab.stacked import initialise, select, to_llama
 from tessellm.experiments.prediction import experiment, trig
-from tessellm.experiments.stacked import initialise, select, to_llama
 from tessellm.experiments.trig import trained
 from tessellm.experiments.trig.members import MEMBERS, SHAPE, save
 from tessellm.experiments.trig.problems import NAMES

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from scale_cases import TOY, drawn, toys
 from torch import Tensor
 
 from tessellm.errors import TrainingError
@@ -16,6 +15,8 @@ from tessellm.experiments.scale import experiment, stacks, stages
 from tessellm.experiments.scale.measure import decode, measure
 from tessellm.experiments.scale.networks import Mlp, Transformer
 from tessellm.experiments.scale.training import Run, Trainer, advance
+
+from scale_cases import TOY, drawn, toys
 
 
 def plain_mlp(params: dict[str, Tensor], run: int, code: Tensor, x: Tensor) -> Tensor:

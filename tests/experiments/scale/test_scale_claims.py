@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from scale_cases import drawn
 
-from tessellm.experiments.correlation import correlation
+from tessellm.experiments.lab.correlation import correlation
 from tessellm.experiments.scale import experiment
+
+from scale_cases import drawn
 
 
 def test_the_correlation_leaves_out_runs_that_were_trained_longer() -> None:

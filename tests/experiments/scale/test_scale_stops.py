@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
-from scale_cases import TOY, toys
 
 from tessellm.errors import CheckpointError
 from tessellm.experiments.scale import encodings, experiment, stacks, stages
 from tessellm.experiments.scale.state import PART, State
 from tessellm.experiments.scale.training import Run, Trainer
+
+from scale_cases import TOY, toys
 
 
 def test_a_stopped_stack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,9 @@ def test_a_run_that_was_interrupted_says_that_it_goes_on_and_how_long_it_took_in
 ) -> None:
     folder, said = tmp_path / ".scale-state", list[str]()
     monkeypatch.setattr(experiment, "stacks", lambda size, seed: toys(size, seed)[:3])
-    monkeypatch.setattr("tessellm.experiments.stopwatch.monotonic", lambda: 10.0 * len(said))  # a line takes so long
+    monkeypatch.setattr(
+        "tessellm.experiments.lab.stopwatch.monotonic", lambda: 10.0 * len(said)
+    )  # a line takes so long
 
     def interrupted(text: str) -> None:
         said.append(text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scale_cases import drawn
 
 from tessellm.errors import TessellmError
 from tessellm.experiments.scale import encodings, grid, tasks
 from tessellm.experiments.scale.grid import PreferenceGrid
 from tessellm.experiments.scale.measure import decode
 from tessellm.experiments.scale.teacher import Hyperteacher
+
+from scale_cases import drawn
 
 
 def test_masks_and_splits_have_the_papers_sizes() -> None:

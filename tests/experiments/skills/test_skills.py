@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from tessellm.experiments.intervals import share
+from tessellm.experiments.lab.intervals import share
+from tessellm.experiments.lab.stacked import Shape
 from tessellm.experiments.letters import many_experts
 from tessellm.experiments.skills import baselines, chains, endings
 from tessellm.experiments.skills import experiment as skills
 from tessellm.experiments.skills import members as skill_members
-from tessellm.experiments.stacked import Shape
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tessellm import compose
 from tessellm.errors import TessellmError
 from tessellm.evaluate.code_tasks import stop_texts
 from tessellm.evaluate.tasks import gsm8k
-from tessellm.experiments.stacked import Shape, initialise, select
+from tessellm.experiments.lab.stacked import Shape, initialise, select
 from tessellm.experiments.table import experiment
 from tessellm.experiments.table.cells import Pooled, quality_claims, speed_claim
 from tessellm.experiments.table.functions import ENDINGS, OPERATIONS, write_function

@@ -4,17 +4,9 @@ import json
 
 import torch
 
-from tessellm.experiments.stacked import select
+from tessellm.experiments.lab.stacked import select
 from tessellm.experiments.task_arithmetic import experiment as task_arithmetic
-from tessellm.experiments.task_arithmetic.members import (
-    PAIRS,
-    before,
-    fine_tune,
-    merged,
-    strings,
-    tables,
-    train_base,
-)
+from tessellm.experiments.task_arithmetic.members import PAIRS, before, fine_tune, merged, strings, tables, train_base
 from tessellm.rules import product
 
 

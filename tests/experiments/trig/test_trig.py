@@ -6,7 +6,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trig_laws import ALL, kinds, line, quick, sums
 
 from tessellm.experiments.trig import experiment as trig
 from tessellm.experiments.trig.expressions import (
@@ -21,6 +20,8 @@ from tessellm.experiments.trig.expressions import (
 )
 from tessellm.experiments.trig.problems import NAMES, VOCABULARY, Prover, is_test, random_problem
 from tessellm.experiments.trig.proofs import IDENTITIES, check, follows, prove, redexes, step
+
+from trig_laws import ALL, kinds, line, quick, sums
 
 
 @quick

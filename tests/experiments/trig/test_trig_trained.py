@@ -12,18 +12,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trig_laws import ALL, kinds, line, quick
 
 from tessellm.errors import CheckpointError
-from tessellm.experiments.stacked import Shape
+from tessellm.experiments.lab.stacked import Shape
 from tessellm.experiments.trig import experiment as trig
 from tessellm.experiments.trig import members as trig_members
 from tessellm.experiments.trig import trained
-from tessellm.experiments.trig.expressions import (
-    skeleton,
-)
+from tessellm.experiments.trig.expressions import skeleton
 from tessellm.experiments.trig.problems import NAMES, VOCABULARY, random_problem
 from tessellm.experiments.trig.proofs import check, prove, redexes
+
+from trig_laws import ALL, kinds, line, quick
 
 
 @quick

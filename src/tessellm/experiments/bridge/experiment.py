@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from ...files import going_on, state_folder
-from ..claims import Claim, Result
-from ..correlation import correlation
-from ..devices import checked
-from ..finite import check_copies
-from ..intervals import share
-from ..panels import COLOURS, caption, drawn, panels, save
+from ..lab.claims import Claim, Result
+from ..lab.correlation import correlation
+from ..lab.devices import checked
+from ..lab.finite import check_copies
+from ..lab.intervals import share
+from ..lab.panels import COLOURS, caption, drawn, panels, save
+from ..lab.stacked import Params, Shape, initialise, logits, select, train
 from ..skills import chains
 from ..skills.experiment import default_rule
 from ..skills.members import Recipe, gold_rows, oracle, train_members, wrong
-from ..stacked import Params, Shape, initialise, logits, select, train
 from .combinations import ChainTable, Split, gold, split
 from .knowledge import ROWS, Read, decode_all, read
 from .state import Cells, State

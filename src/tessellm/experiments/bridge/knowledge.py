@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...diagnose.probe import Labels, decode
 from ...errors import TrainingError
-from ..finite import unsound
+from ..lab.finite import unsound
+from ..lab.stacked import Params, Shape, logits
+from ..lab.workers import by_processes
 from ..skills.chains import LENGTH, Prompts
-from ..stacked import Params, Shape, logits
-from ..workers import by_processes
 
 ROWS = 192
 

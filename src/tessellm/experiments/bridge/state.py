@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...files import new_file, stored, write_text
-from ..stopwatch import Stopwatch
+from ..lab.stopwatch import Stopwatch
 from .knowledge import Read
 
 Cells = list[dict[str, Any]]

@@ -30,7 +30,7 @@ import tessellm
 from ...diagnose import Diagnosis
 from ...files import new_directory, write_text
 from ...rules import DEFAULT
-from ..threads import one_thread
+from ..lab.threads import one_thread
 from .figure import EXPERT_COLOURS, save_figure
 from .letters import (
     END_OF_PROMPT,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...files import write_figure
-from ..panels import blank
+from ..lab.panels import blank
 from .letters import END_OF_PROMPT
 
 EXPERT_COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by colour-blind readers, too

@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ..threads import one_thread
+from ..lab.threads import one_thread
 
 ALPHABET = " ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PAD, BOS, EOS, UNK, END_OF_PROMPT = "<pad>", "<bos>", "<eos>", "<unk>", ">"

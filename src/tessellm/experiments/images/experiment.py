@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from ...diagnose.decoders import logistic
-from ..claims import Claim, Result
-from ..correlation import correlation, spearman
-from ..devices import checked
-from ..panels import COLOURS, caption, drawn, panels, save
+from ...statistics import spearman
+from ..lab.claims import Claim, Result
+from ..lab.correlation import correlation
+from ..lab.devices import checked
+from ..lab.panels import COLOURS, caption, drawn, panels, save
 from . import scenes
 from .flow import Flow
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..stacked import Params
+from ..lab.stacked import Params
 from . import scenes
 from .scenes import PIXELS, SIZES
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...rules import product
-from ..claims import Claim, Result
+from ..lab.claims import Claim, Result
+from ..lab.panels import COLOURS, FAINT, INK, caption, drawn, panels, save
 from ..letters.positions import ALPHABET, NAMES, REPLACEMENTS, TASKS
-from ..panels import COLOURS, FAINT, INK, caption, drawn, panels, save
 from .members import LAG, SCHEMES, SHAPE, TRAINED_LENGTH, logits, target, train_members
 
 LENGTHS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)

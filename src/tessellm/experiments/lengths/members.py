@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..lab.stacked import Params, Shape, initialise, mix, rms_norm, rotate, select, train
 from ..letters.positions import ALPHABET, REPLACEMENTS, transform
-from ..stacked import Params, Shape, initialise, mix, rms_norm, rotate, select, train
 
 SCHEMES = ("learned", "sinusoidal", "rotary", "alibi", "window")
 TRAINED_LENGTH, LONGEST, LAG, WINDOW = 16, 128, 1, 4

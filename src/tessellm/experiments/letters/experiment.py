@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..claims import Claim, Result
-from ..panels import COLOURS, FAINT, caption, drawn, panels, save
+from ..lab.claims import Claim, Result
+from ..lab.panels import COLOURS, FAINT, caption, drawn, panels, save
 from . import positions as positions_form
 from . import writing as writing_form
 from .positions import LENGTHS, NAMES

@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import gates
-from ...rules import product_scores
-from ..claims import Claim, Result
-from ..devices import device_for
-from ..intervals import share
-from ..panels import blank, drawn, save
+from ...rules import gates, product_scores
+from ..lab.claims import Claim, Result
+from ..lab.devices import device_for
+from ..lab.intervals import share
+from ..lab.panels import blank, drawn, save
+from ..lab.stacked import Params, Shape, select, train
+from ..lab.stacked_gpt2 import initialise_gpt2, logits_gpt2
 from ..skills.baselines import DECODING
 from ..skills.experiment import default_rule
-from ..stacked import Params, Shape, select, train
-from ..stacked_gpt2 import initialise_gpt2, logits_gpt2
 
 CHARACTERS, EXPERTS, TRAINED_LENGTH = 27, 13, 16
 LENGTHS = (8, 12, 16, 20, 24, 28, 31)

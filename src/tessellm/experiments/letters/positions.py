@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...rules import product, product_scores
-from ..stacked import Params, Shape
-from ..stacked_gpt2 import initialise_gpt2, logits_gpt2
+from ..lab.stacked import Params, Shape
+from ..lab.stacked_gpt2 import initialise_gpt2, logits_gpt2
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ "
 REPLACEMENTS: tuple[dict[str, str], ...] = ({}, {"A": "K"}, {"M": "B"})

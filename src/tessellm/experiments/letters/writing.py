@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...compose import compose
-from ..stacked import Params, Shape, select, train
-from ..stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
+from ..lab.stacked import Params, Shape, select, train
+from ..lab.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
 from .positions import ALPHABET, NAMES, REPLACEMENTS, TASKS, transform
 
 FIELD = 31

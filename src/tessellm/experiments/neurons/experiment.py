@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..claims import Claim, Result
-from ..panels import COLOURS, caption, drawn, panels, save
+from ..lab.claims import Claim, Result
+from ..lab.panels import COLOURS, caption, drawn, panels, save
 from ..scale.tasks import all_masks, latents
 from ..scale.teacher import Hyperteacher
 from .construction import Network, Teacher, approximate, exact_binary

@@ -19,7 +19,7 @@ from ...diagnose.interference import Rows
 from ...diagnose.laws import hearing_of
 from ...diagnose.recorder import log_probabilities
 from ...diagnose.statistics import statistics
-from ...evidence import explained
+from ...rules.evidence import explained
 
 
 @dataclass(frozen=True)

@@ -15,33 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...diagnose.score import chance_right
 from ...files import write_figure
-from ..claims import Claim, Result
-from ..devices import device_for
+from ...statistics import spearman
+from ..lab.claims import Claim, Result
+from ..lab.devices import device_for
 from . import letters, skills, trig
 from .compositions import Judged
 
 Benchmark = Callable[[int, str, str, Callable[[str], None]], Iterator[Judged]]
 BENCHMARKS: dict[str, Benchmark] = {"letters": letters.judged, "skills": skills.judged, "trig": trig.judged}
 RESAMPLES = 2000
-
-
-def ranks(values: Sequence[float]) -> Tensor:
-    """Average ranks: equal values share theirs."""
-    value_N = torch.tensor(values, dtype=torch.float64)
-    below_N = (value_N[:, None] > value_N).sum(1)
-    return below_N + ((value_N[:, None] == value_N).sum(1) - 1) / 2.0
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """The rank correlation, ties included; 0 where one of the two is constant."""
-    pair_2N = torch.stack([ranks(one), ranks(other)])
-    pair_2N = pair_2N - pair_2N.mean(1, keepdim=True)
-    size = pair_2N.norm(dim=1).prod()
-    return float(pair_2N.prod(0).sum() / size) if size > 0 else 0.0
 
 
 def interval(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> tuple[float, float]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...rules import make_rule
+from ..lab.stacked import Params, select, train
+from ..lab.stacked_gpt2 import initialise_gpt2, logits_gpt2
 from ..letters.many_experts import CHARACTERS, EXPERTS, SHAPE, STRINGS, TRAINED_LENGTH, replacements, target
-from ..stacked import Params, select, train
-from ..stacked_gpt2 import initialise_gpt2, logits_gpt2
 from .compositions import Judged, diagnosed, speak
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...rules import make_rule
+from ..lab.stacked import Params, Shape, initialise, select, train
 from ..skills import chains
 from ..skills.chains import REGIMES, Prompts
 from ..skills.members import Recipe, gold_rows, wrong
-from ..stacked import Params, Shape, initialise, select, train
 from .compositions import Judged, diagnosed, speak
 
 

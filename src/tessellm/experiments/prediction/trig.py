@@ -18,7 +18,7 @@ from typing import Any
 from ...compose import compose
 from ...diagnose.interference import rows_of
 from ...diagnose.trace import trace_generation
-from ..stacked import Params, to_llama
+from ..lab.stacked import Params, to_llama
 from ..trig.members import KEPT, MEMBERS, NUMBER, PADDING, SHAPE, load, missing
 from ..trig.problems import NAMES, random_problem
 from ..trig.proofs import DOT, Proof, check

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ...files import going_on
-from ..claims import Claim, Result
-from ..correlation import correlation
-from ..panels import drawn
+from ..lab.claims import Claim, Result
+from ..lab.correlation import correlation
+from ..lab.panels import drawn
 from .figure import draw
 from .stacks import stacks
 from .stages import train_stacks

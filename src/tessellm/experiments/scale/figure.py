@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..panels import COLOURS, caption, panels, save
+from ..lab.panels import COLOURS, caption, panels, save
 from .encodings import NAMES
 from .tasks import SUPPORTS
 

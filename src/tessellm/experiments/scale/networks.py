@@ -1,4 +1,4 @@
-"""The students: plain MLPs and transformers, many at once, with a leading run axis (see `experiments.stacked`).
+"""The students: plain MLPs and transformers, many at once, with a leading run axis (see `experiments.lab.stacked`).
 
 A network reads a task's code once and S samples of the task, and answers each sample. `hidden` collects what linear
 layers (or blocks) put out for a task's first sample, one entry a layer.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..stacked import ROPE_BASE, Params, mix, rotate
+from ..lab.stacked import ROPE_BASE, Params, mix, rotate
 
 EPSILON = 1e-6
 

@@ -14,9 +14,9 @@ from time import monotonic
 
 from ...errors import TrainingError
 from ...files import state_folder
-from ..devices import checked
-from ..finite import check_copies
-from ..stopwatch import Stopwatch
+from ..lab.devices import checked
+from ..lab.finite import check_copies
+from ..lab.stopwatch import Stopwatch
 from .measure import held_out_scores, measure
 from .state import Rows, State
 from .training import Stack, Trainer, advance

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import TrainingError
 from ...files import new_file, stored, write_text
-from ..stopwatch import Stopwatch
+from ..lab.stopwatch import Stopwatch
 from .training import Stack, Trainer
 
 PART = (16 * 2**20 - 2**16) // 2  # numbers in a file: 16 MiB, a little left for its header

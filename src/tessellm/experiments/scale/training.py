@@ -16,8 +16,8 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from ..finite import Watch, check
-from ..stacked import Params
+from ..lab.finite import Watch, check
+from ..lab.stacked import Params
 from . import encodings, tasks
 from .encodings import FEWSHOT
 from .grid import PreferenceGrid

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...rules import product
-from ..stacked import Params
+from ..lab.stacked import Params
 
 
 def dexperts(logp_MBTV: Tensor, strength: float = 2.0) -> Tensor:

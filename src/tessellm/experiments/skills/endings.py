@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...evidence import Evidence
 from ...rules import Product
-from ...termination import POLICIES, Terminated
-from ..claims import Claim, Result
-from ..devices import device_for
-from ..intervals import share
-from ..stacked import Params, Shape, initialise, logits, select, train
+from ...rules.evidence import Evidence
+from ...rules.termination import POLICIES, Terminated
+from ..lab.claims import Claim, Result
+from ..lab.devices import device_for
+from ..lab.intervals import share
+from ..lab.stacked import Params, Shape, initialise, logits, select, train
 from . import chains
 from .chains import LENGTH, LETTERS, PAD, STOP
 

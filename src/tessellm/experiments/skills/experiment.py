@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import gates
-from ...evidence import Evidence
-from ..claims import Claim, Result
-from ..devices import device_for
-from ..intervals import share
-from ..panels import blank, drawn, save
-from ..stacked import Shape, logits, select
+from ...rules import gates
+from ...rules.evidence import Evidence
+from ..lab.claims import Claim, Result
+from ..lab.devices import device_for
+from ..lab.intervals import share
+from ..lab.panels import blank, drawn, save
+from ..lab.stacked import Shape, logits, select
 from . import baselines, chains
 from .chains import Prompts
 from .members import Members, Recipe, first_errors, gold_rows, oracle, train_members, wrong

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..stacked import Params, Shape, initialise, logits, select, train
+from ..lab.stacked import Params, Shape, initialise, logits, select, train
 from . import chains
 from .chains import REGIMES, Prompts
 

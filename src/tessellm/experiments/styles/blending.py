@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ...compose import compose
-from ...evidence import Evidence
 from ...rules import RULES
-from ..claims import Claim, Result
-from ..intervals import share
-from ..stacked import logits, to_llama
+from ...rules.evidence import Evidence
+from ..lab.claims import Claim, Result
+from ..lab.intervals import share
+from ..lab.stacked import logits, to_llama
 from .experiment import BROKEN, SIZES, _whole_texts, greedy
 from .members import LENGTH, WALK, Walk, make_walks, train_members
 

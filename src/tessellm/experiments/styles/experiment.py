@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import particles
 from ...compose import compose
-from ...model import ComposedForCausalLM
+from ...model import ComposedForCausalLM, particles
 from ...rules import product
-from ..claims import Claim, Result
-from ..panels import drawn
-from ..stacked import Params, Shape, logits, select, to_llama
+from ..lab.claims import Claim, Result
+from ..lab.panels import drawn
+from ..lab.stacked import Params, Shape, logits, select, to_llama
 from .members import (
     LENGTH,
     START,

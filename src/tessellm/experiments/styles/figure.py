@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..panels import COLOURS, INK, caption, panels, save
+from ..lab.panels import COLOURS, INK, caption, panels, save
 from .members import Walk
 
 TINTS = ("#9CC9E3", "#F4B183", "#8FD0B6", "#E3B8D2")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..stacked import Params, Shape, initialise, select, train
+from ..lab.stacked import Params, Shape, initialise, select, train
 
 CONTENTS, STYLES = 6, 4
 TOKENS = CONTENTS * STYLES

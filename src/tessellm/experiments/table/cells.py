@@ -10,7 +10,7 @@ import numpy as np
 
 from ...evaluate.intervals import bootstrap, compare
 from ...evaluate.merges import METHODS
-from ..claims import Claim, at_least
+from ..lab.claims import Claim, at_least
 from .members import EXPERTS
 from .models import COMPOSED, EQ2, LORA
 from .problems import KINDS

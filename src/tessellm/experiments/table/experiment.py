@@ -21,8 +21,8 @@ import torch
 from ...errors import MissingExtraError, TessellmError
 from ...files import going_on, stored, write_text
 from ...provenance import environment
-from ..claims import Result
-from ..panels import drawn
+from ..lab.claims import Result
+from ..lab.panels import drawn
 from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
 from .making import Library, held_out, key, make
 from .plan import PLANS, Plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...evaluate.intervals import bootstrap
 from ...evaluate.merges import METHODS
-from ..panels import COLOURS, FAINT, INK, caption, panels, save
+from ..lab.panels import COLOURS, FAINT, INK, caption, panels, save
 from .cells import Pooled
 from .models import COMPOSED, EQ2, LORA
 from .problems import KINDS

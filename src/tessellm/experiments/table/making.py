@@ -13,7 +13,7 @@ import torch
 
 from ...evaluate.merges import METHODS
 from ...provenance import environment
-from ..stacked import Params, Shape, select
+from ..lab.stacked import Params, Shape, select
 from .analysis import analyse
 from .gold import gold_texts
 from .members import EXPERTS, train_base, train_experts, with_deltas

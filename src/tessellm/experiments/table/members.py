@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..stacked import Params, Shape, initialise, logits, select, train
+from ..lab.stacked import Params, Shape, initialise, logits, select, train
 from .texts import READERS
 from .tokens import NOTHING, Texts
 

@@ -14,8 +14,8 @@ from ...compose import compose
 from ...evaluate.columns import alone
 from ...evaluate.merges import METHODS
 from ...model import ComposedForCausalLM
+from ..lab.stacked import Params, Shape, to_llama
 from ..skills.baselines import merge
-from ..stacked import Params, Shape, to_llama
 from .gold import Gold, misses
 from .members import EXPERTS
 

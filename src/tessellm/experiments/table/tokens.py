@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..workers import by_processes
+from ..lab.workers import by_processes
 from .problems import Level
 from .texts import READERS, Piece, write_text
 

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...continuations import Request, stop_position
-from ...decoding.bench.loops import Loop
+from ...bench.loops import Loop
 from ...errors import CheckpointError
 from ...evaluate.writer import Ask, Writer, Written
 from ...files import stored
 from ...model import ComposedForCausalLM
+from ...text.requests import Request
+from ...text.stops import stop_position
 from .models import COLUMNS
 from .problems import Problem
 from .tokens import END

@@ -20,10 +20,10 @@ from torch import Tensor
 from ...rules import product, product_scores
 from ...theory.definitions import second_largest
 from ...theory.theorems import linear_merging, merge_linear, task_arithmetic_violation
-from ..claims import Claim, Result
+from ..lab.claims import Claim, Result
+from ..lab.panels import drawn
+from ..lab.stacked import Params, select
 from ..lengths.members import LAG, SHAPE
-from ..panels import drawn
-from ..stacked import Params, select
 from ..theorems.planted import linear_family
 from .members import PAIRS, before, fine_tune, forward, merged, strings, tables, train_base
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..panels import COLOURS, INK, caption, panels, save
+from ..lab.panels import COLOURS, INK, caption, panels, save
 
 Table = Sequence[Mapping[str, Any]]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ..lab.stacked import Params, initialise, select, train
 from ..lengths.members import LAG, SHAPE, logits
 from ..letters.positions import ALPHABET
-from ..stacked import Params, initialise, select, train
 
 LENGTH = 16
 PAIRS = ("AK", "MB", "SQ", "EX", "TG", "OF")

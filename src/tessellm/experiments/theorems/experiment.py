@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ... import particles
 from ...compose import compose
+from ...model import particles
 from ...theory import definitions
 from ...theory.definitions import coordinates
 from ...theory.families import (
@@ -32,17 +32,9 @@ from ...theory.families import (
 from ...theory.operators import once, stepwise
 from ...theory.sequences import random_joint
 from ...theory.tabular import language_model
-from ...theory.theorems import (
-    approximate,
-    lemma_1,
-    length_statement,
-    linear_merging,
-    theorem_1,
-    theorem_2,
-    theorem_3,
-)
-from ..claims import Claim, Result, shown
-from ..panels import drawn
+from ...theory.theorems import approximate, lemma_1, length_statement, linear_merging, theorem_1, theorem_2, theorem_3
+from ..lab.claims import Claim, Result, shown
+from ..lab.panels import drawn
 from .planted import integer, linear_family, planted_claims
 
 FAMILIES = {"cpu": 1000, "full": 10_000}
@@ -201,10 +193,6 @@ def counter_example(seed: int) -> tuple[list[Claim], list[dict[str, float]]]:
             all(abs(p - 0.9) <= 0.005 for p in last),
         ),
     ], approach
-
-
-def _all_near(values: list[float], target: float, tolerance: float) -> bool:
-    return all(abs(value - target) <= tolerance for value in values)
 
 
 def _sizes(generator: torch.Generator, longest: int = 5) -> list[int]:

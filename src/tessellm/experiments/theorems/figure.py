@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..panels import COLOURS, FAINT, INK, caption, panels, save
+from ..lab.panels import COLOURS, FAINT, INK, caption, panels, save
 
 SHOWN_EPSILON, SHOWN_EXPERTS = 0.1, (2, 4, 8)
 

@@ -10,7 +10,7 @@ from ...theory import definitions
 from ...theory.definitions import coordinates
 from ...theory.families import Skilled, factorized_family, skilled_family, tilted, with_member
 from ...theory.operators import stepwise
-from ..claims import Claim
+from ..lab.claims import Claim
 
 VISIBLE = 1e-10
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ...rules import product, product_scores
-from ..claims import Claim, Result
-from ..panels import drawn
+from ..lab.claims import Claim, Result
+from ..lab.panels import drawn
 from . import trained
 from .expressions import skeleton
 from .members import KEPT, MEMBERS_FILE, Training, load, members_of, pool, save, train_members

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..panels import COLOURS, FAINT, INK, panels, save
+from ..lab.panels import COLOURS, FAINT, INK, panels, save
 from .problems import NAMES
 from .proofs import EQUALS
 

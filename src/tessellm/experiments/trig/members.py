@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ...files import new_file, stored
-from ..stacked import Params, Shape, initialise, select, train
-from ..workers import by_processes
+from ..lab.stacked import Params, Shape, initialise, select, train
+from ..lab.workers import by_processes
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
 

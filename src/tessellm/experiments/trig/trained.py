@@ -18,8 +18,8 @@ from torch import Tensor
 from ...compose import compose
 from ...model import ComposedForCausalLM
 from ...theory import sampled
-from ..claims import Claim, at_least, at_most
-from ..stacked import Params, to_llama
+from ..lab.claims import Claim, at_least, at_most
+from ..lab.stacked import Params, to_llama
 from .members import MEMBERS, NUMBER, PADDING, PROVERS, SHAPE, encode, said
 from .problems import NAMES, VOCABULARY, random_problem
 from .proofs import DOT, Proof, check

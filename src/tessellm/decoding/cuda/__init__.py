@@ -1,0 +1,1 @@
+"""Steps captured as CUDA graphs, rules compiled, members fused into few kernels."""

@@ -1,0 +1,1 @@
+"""What the default rule costs beside Eq. 2."""

@@ -1,0 +1,128 @@
+"""What the default rule costs over Eq. 2 in a decoding step, at the shapes of google/gemma-2-2b.
+
+One token for one sequence: log-probabilities over 256,000 tokens from the base and its experts, under the default as
+it ships: the rule `evidence` with the termination policy `owner`, two end tokens a member. The step itself is bounded
+below by reading every member's weights once (2.61 billion parameters in bfloat16) at the memory bandwidth measured
+here; the cost of the rule is given as a share of that bound, so the true share is smaller still.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...rules import product
+from ...rules.evidence import Evidence
+from ...rules.termination import Terminated
+from ..lab.claims import Claim, Result
+from ..lab.devices import device_for
+
+VOCABULARY, WEIGHT_BYTES = 256_000, 2 * 2.614e9
+EXPERTS = (2, 3, 8)
+ENDS = (1, 107)  # Gemma's end of text and end of turn
+
+
+def timed(work: Callable[[], Any], device: str, repeats: int) -> float:
+    """Median microseconds a call; on a GPU the calls are replays of one captured graph."""
+    for _ in range(3):
+        work()
+    if device == "cpu":
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            work()
+            times.append((time.perf_counter() - began) * 1e6)
+        return statistics.median(times)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return events(graph.replay, repeats)
+
+
+def events(work: Callable[[], Any], repeats: int) -> float:
+    """Median microseconds between CUDA events around one call."""
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy on the GPU."""
+    source = torch.rand(2**29, device="cuda")
+    target = torch.empty_like(source)
+    microseconds = events(lambda: target.copy_(source), 10)
+    return 2 * source.numel() * 4 / (microseconds * 1e-6)
+
+
+@torch.no_grad()
+def measure(experts: int, vocabulary: int, device: str, repeats: int) -> dict[str, float]:
+    """Microseconds of Eq. 2 and of the default rule, for one token in the middle of a sequence."""
+    generator = torch.Generator(device=device).manual_seed(experts)
+    logp = torch.randn(experts + 1, 1, 66, vocabulary, generator=generator, device=device).mul_(3).log_softmax(-1)
+    tokens = torch.randint(vocabulary, (1, 66), generator=generator, device=device)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    rule = Terminated(Evidence(), (ENDS,) * (experts + 1), "owner")
+    _, state = rule(logp[:, :, :65], tokens[:, :65], mask[:, :65], None)
+    row, token, real = logp[:, :, 65:].contiguous(), tokens[:, 65:], mask[:, 65:]
+    weights = torch.ones(experts, device=device)
+    del logp
+    cost = {
+        "eq2": timed(lambda: product(row, weights), device, repeats),
+        "default": timed(lambda: rule(row, token, real, state), device, repeats),
+    }
+    if device == "cuda":
+        default, eq2 = torch.compile(rule.__call__, fullgraph=True), torch.compile(product, fullgraph=True)
+        cost["default, compiled"] = timed(lambda: default(row, token, real, state), device, repeats)
+        cost["eq2, compiled"] = timed(lambda: eq2(row, weights), device, repeats)
+    return cost
+
+
+def claims_of(table: list[dict[str, Any]]) -> list[Claim]:
+    """What the default adds to Eq. 2, both compiled, as the fast path runs them; uncompiled beside it."""
+    claims = []
+    for cell in table:
+        experts, times, bound = cell["experts"], cell["microseconds"], cell.get("step_bound_microseconds")
+        extra = times["default"] - times["eq2"]
+        if bound is None:
+            text = f"{experts} experts: the default rule over Eq. 2, microseconds"
+            claims.append(Claim(f"extra-{experts}", text, round(extra, 1)))
+            continue
+        share = (times["default, compiled"] - times["eq2, compiled"]) / bound
+        text = f"{experts} experts: the default over Eq. 2, both compiled, as a share of the step's lower bound"
+        claims.append(Claim(f"compiled-{experts}", text, round(share, 4), "≤ 0.05", share <= 0.05))
+        text = f"{experts} experts: the same, uncompiled"
+        claims.append(Claim(f"extra-{experts}", text, round(extra / bound, 4)))
+    return claims
+
+
+def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Write `rule-cost.json`."""
+    began = time.monotonic()
+    device = device_for(size)
+    vocabulary, repeats = (VOCABULARY, 200) if size == "full" else (VOCABULARY // 8, 10)
+    bytes_a_second = bandwidth() if size == "full" else None
+    table: list[dict[str, Any]] = []
+    for experts in EXPERTS:
+        cost = measure(experts, vocabulary, device, repeats)
+        cell: dict[str, Any] = {"experts": experts, "vocabulary": vocabulary, "microseconds": cost}
+        if bytes_a_second is not None:
+            cell["step_bound_microseconds"] = (experts + 1) * WEIGHT_BYTES / bytes_a_second * 1e6
+        table.append(cell)
+        log(str(cell))
+    tables = {"cost": table, "bandwidth": bytes_a_second}
+    return Result("rule-cost", claims_of(table), seed, size, time.monotonic() - began, (), tables).write(out)

@@ -1,0 +1,237 @@
+"""LoRA experts: one module tree an expert, every tensor of the base shared by all of them.
+
+An adapter of PEFT's is put on a structural copy of the base: new modules around the same parameters. So k experts
+cost one base and k small deltas in memory, no adapter is ever switched on or off, and a base that the user loaded
+keeps its own modules. An adapter that changes tensors of the base itself is merged into a full model of its own, so
+that nothing leaks into the base. PEFT does the adapters themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import MemberError
+from . import sources
+from .quantized import check_readable, shared_state
+
+PREFIX = "base_model.model."
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")  # of LoRA; others (pissa, olora, …) change the base
+
+
+def share(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model's structure around the very same parameters and buffers."""
+    kept = [*model.parameters(), *model.buffers(), *shared_state(model)]
+    memo: dict[int, Any] = {id(part): part for part in kept}
+    return copy.deepcopy(model, memo)
+
+
+def without_adapters(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """A structural copy of a loaded model, with adapters that PEFT put into it left out."""
+    if not has_adapters(model):
+        return share(model)
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    plain: Any = share(model)
+    for path, module in list(plain.named_modules()):
+        if isinstance(module, BaseTunerLayer) and getattr(module, "merged", False):
+            raise MemberError(f"member {name!r}: an adapter is merged into it. Call unmerge_adapter() on it first")
+        if isinstance(module, BaseTunerLayer):
+            plain.set_submodule(path, module.get_base_layer())
+        elif isinstance(module, AuxiliaryTrainingWrapper):
+            plain.set_submodule(path, module.original_module)
+    for left in ("peft_config", "_hf_peft_config_loaded"):
+        vars(plain).pop(left, None)
+    return plain
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether PEFT put adapters into this model. A model without them does not need PEFT."""
+    return any(module.__module__.startswith("peft.") for module in map(type, model.modules()))
+
+
+def load_adapter(
+    source: sources.Source, name: str, base: PreTrainedModel, base_source: sources.Source | None, any_base: bool
+) -> tuple[PreTrainedModel, bool, str | None]:
+    """The base with the adapter in it; whether it is a full model of its own; a note for the user, if one is due."""
+    config = _read_config(source, name)
+    check_readable(base, "base")
+    note = None if any_base else _check_base(config.base_model_name_or_path, source, name, base, base_source)
+    changed = _changed_tensors(source.directory, base)
+    reason = _why_full(config, changed)
+    if reason is None:
+        peft_model = _attach(source.directory, name, share(base))
+        adapted = peft_model.get_base_model()
+        adapted.peft_config = peft_model.peft_config
+        vars(adapted)["_peft_model"] = peft_model  # not a submodule: only it knows all that PEFT saves
+        return adapted.eval(), False, note
+    own = copy.deepcopy(base)
+    _fit_embeddings(own, changed)
+    merged = _attach(source.directory, name, own).merge_and_unload()
+    return merged.eval(), True, f"{name}: the adapter {reason}, so it was merged into a full model of its own"
+
+
+def adapt_loaded(peft_model: Any, name: str, base: PreTrainedModel) -> tuple[PreTrainedModel, bool, str | None]:
+    """The same for a PeftModel that the user has in memory. Its own base must be this base."""
+    plain = without_adapters(peft_model.get_base_model(), name)
+    theirs, ours = (cast(Tensor, model.get_input_embeddings().weight) for model in (plain, base))
+    if theirs.shape != ours.shape or not torch.equal(theirs.to(ours), ours):
+        raise MemberError(f"member {name!r}: the PeftModel was made on another base: its input embeddings differ")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about embeddings, which are looked at here
+        peft_model.save_pretrained(folder, selected_adapters=[peft_model.active_adapter])
+        inside = Path(folder) / peft_model.active_adapter
+        source = sources.Source(inside if inside.is_dir() else Path(folder))
+        return load_adapter(source, name, base, None, any_base=True)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write the adapter that `load_adapter` put in, as PEFT writes it."""
+    peft_model: Any = vars(model)["_peft_model"]
+    peft_model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = copy.deepcopy(model.peft_config["default"])
+    config.base_model_name_or_path = "../base"
+    config.save_pretrained(str(folder))
+
+
+def _read_config(source: sources.Source, name: str) -> Any:
+    from peft import PeftConfig
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # keys of other PEFT versions
+            config = PeftConfig.from_pretrained(str(source.directory))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise MemberError(
+            f"member {name!r}: {source.directory / 'adapter_config.json'} is no PEFT configuration "
+            f"({_first_line(error)})"
+        ) from error
+    if config.is_prompt_learning:
+        raise MemberError(
+            f"member {name!r}: {source.directory} is a {config.peft_type.value} adapter, which adds virtual tokens "
+            "that the other members do not see. Expected LoRA or another adapter of the layers"
+        )
+    if getattr(config, "alora_invocation_tokens", None):
+        raise MemberError(
+            f"member {name!r}: {source.directory} is an activated LoRA (alora_invocation_tokens), which PEFT switches "
+            "on by the tokens read; a composition cannot. Expected LoRA or another adapter of the layers"
+        )
+    return config
+
+
+def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
+    """A PeftModel of this very model, after a check that every tensor of the file found its place."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    names = set(model.state_dict())
+    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # missing keys are checked below, where they can be named
+            peft_model = PeftModel.from_pretrained(model, str(directory))
+    except (ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise _no_fit(name, directory, _first_line(error)) from error
+    finally:
+        for parameter, flag in learning:
+            parameter.requires_grad_(flag)
+    with safe_open(sources.weight_files(directory)[0], "pt") as file:
+        stored = {key for key in file.keys() if _base_key(key) not in names}
+    state = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    odd = sorted(stored ^ {key for key in state if _base_key(key) not in names})
+    if odd:
+        raise _no_fit(name, directory, f"{len(odd)} tensors have no counterpart, first {odd[0]}")
+    return peft_model
+
+
+def _no_fit(name: str, directory: Path, reason: str) -> MemberError:
+    return MemberError(
+        f"member {name!r}: the adapter in {directory} does not fit this base: {reason}. Expected an adapter trained on "
+        "the composition's base"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return (lines[1] if len(lines) > 1 and lines[0].startswith("Error") else lines[0]).rstrip(".")
+
+
+def _base_key(key: str) -> str:
+    """What a tensor of an adapter's file is called in the base."""
+    return key.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+def _changed_tensors(directory: Path, base: PreTrainedModel) -> dict[str, Tensor]:
+    """Tensors of the base that the adapter brings in a version of its own, by their names in the base."""
+    ours = base.state_dict()
+    changed = {}
+    with safe_open(sources.weight_files(directory)[0], "pt") as file:
+        for key in file.keys():
+            name = _base_key(key)
+            if name in ours:
+                theirs = file.get_tensor(key)
+                if theirs.shape != ours[name].shape or not torch.equal(theirs.to(ours[name]), ours[name]):
+                    changed[name] = theirs
+    return changed
+
+
+def _why_full(config: Any, changed: dict[str, Tensor]) -> str | None:
+    """Why an adapter cannot share the base's tensors; None if it can."""
+    start = getattr(config, "init_lora_weights", True)
+    if start not in PLAIN_STARTS:
+        return f"changes the weights under it (init_lora_weights: {start})"
+    if getattr(config, "modules_to_save", None):
+        return f"carries whole modules (modules_to_save: {', '.join(sorted(config.modules_to_save))})"
+    return f"carries tensors of the base in its own version (first {min(changed)})" if changed else None
+
+
+def _fit_embeddings(model: PreTrainedModel, changed: dict[str, Tensor]) -> None:
+    """Give the model as many token rows as the adapter's embeddings have."""
+    embeddings = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in embeddings and name in changed and len(changed[name]) != len(parameter):
+            model.resize_token_embeddings(len(changed[name]), mean_resizing=False)
+            return
+
+
+def _check_base(
+    trained_on: str | None,
+    source: sources.Source,
+    name: str,
+    base: PreTrainedModel,
+    base_source: sources.Source | None,
+) -> str | None:
+    """Refuse an adapter that was surely trained on another base; a note where that cannot be told."""
+    ours = str(base_source.hub_id or base_source.directory) if base_source else base.name_or_path
+    if not trained_on or not ours or trained_on == ours:
+        return None
+    theirs = Path(source.directory / trained_on if trained_on.startswith(".") else trained_on).expanduser()
+    folder = base_source.directory if base_source else Path(ours)
+    if theirs.is_dir() and folder.is_dir():
+        if theirs.resolve() == folder.resolve() or _same_weights(theirs, folder):
+            return None
+    elif Path(trained_on).name == Path(ours).name:  # google/gemma-2-2b, and a folder gemma-2-2b
+        return None
+    elif not (_is_hub_id(trained_on) and _is_hub_id(ours)):
+        return f"{name}: the adapter says it was trained on {trained_on}; whether that is this base cannot be told"
+    raise MemberError(
+        f"member {name!r}: the adapter was trained on {trained_on}, but the composition's base is {ours}. "
+        "Use that base, or set any_base: true on this expert if the two hold the same weights"
+    )
+
+
+def _same_weights(left: Path, right: Path) -> bool:
+    return sources.digest(sources.weight_files(left.resolve())) == sources.digest(sources.weight_files(right.resolve()))
+
+
+def _is_hub_id(name: str) -> bool:
+    return sources.HUB_ID.match(name) is not None and not Path(name).is_dir()

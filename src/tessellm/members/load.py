@@ -1,0 +1,147 @@
+"""One member becomes a loaded causal language model with its tokenizer and end tokens, from wherever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import MemberError
+from . import adapters, sources
+from .quantized import quantization_config
+from .sources import Source
+from .spec import Loading, Member, MemberSpec, dtype_of
+
+UNLOADABLE = (  # what transformers raises when a folder's files are not what they should be
+    *(AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError),
+    SafetensorError,
+)
+
+
+def load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
+    """Load one member. `base` is None for the base itself, which has to come first."""
+    try:
+        member = _load_member(name, spec, base, loading)
+    except torch.OutOfMemoryError as error:
+        raise MemberError(
+            f"member {name!r} does not fit into the device's memory. Load it in a smaller dtype or quantized, put "
+            f"members on several devices (device_map), or use adapters. ({str(error).splitlines()[0]})"
+        ) from error
+    _check_weights(member)
+    return member
+
+
+def _check_weights(member: Member) -> None:
+    """Parameters on "meta" hold no numbers, unless they are offloaded and come when needed."""
+    places = {str(place) for place in getattr(member.model, "hf_device_map", {}).values()}
+    if not places & {"cpu", "disk"} and any(parameter.is_meta for parameter in member.model.parameters()):
+        raise MemberError(f"member {member.name!r} is on the device 'meta', without weights. Load it on a real device")
+
+
+def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loading) -> Member:
+    if isinstance(spec.source, nn.Module):
+        return _take_loaded(name, spec, spec.source, base)
+    source = sources.find(spec.source, f"member {name!r}", spec.revision, **loading.download_options())
+    sources.check_files(source.directory, f"member {name!r}")
+    if not source.is_adapter:
+        model = _load_full(name, spec, source, loading)
+        return Member(name, model, spec, source, tokenizer=load_tokenizer(source.directory, loading))
+    if base is None:
+        raise MemberError(
+            f"the base cannot be an adapter: {source.directory} holds adapter_config.json. "
+            "Give the model that it adapts"
+        )
+    _check_same_as_base(name, spec, base)
+    model, is_full, note = adapters.load_adapter(source, name, base.model, base.source, spec.any_base)
+    tokenizer = load_tokenizer(source.directory, loading) or base.tokenizer
+    return Member(name, model, spec, source, not is_full, tokenizer, (note,) if note else ())
+
+
+def _check_same_as_base(name: str, spec: MemberSpec, base: Member) -> None:
+    """An adapter runs inside its base: where the base is, and as it was loaded."""
+    if spec.dtype not in (None, "auto") and dtype_of(spec.dtype) != base.model.dtype:
+        raise MemberError(
+            f"member {name!r} is an adapter and runs in its base's dtype, {base.model.dtype}; it cannot have the "
+            f"dtype {spec.dtype}. Set the base's, or leave it out"
+        )
+    if spec.quantization is not None:
+        raise MemberError(f"member {name!r} is an adapter; quantize the base that it runs in, and it will share that")
+    if spec.device is not None and spec.device != base.spec.device:
+        raise MemberError(
+            f"member {name!r} is an adapter and runs where its base is ({base.spec.device or base.model.device}); it "
+            f"cannot be put on {spec.device}"
+        )
+
+
+def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -> Member:
+    """A member from a model in memory. The composition gets modules of its own around the same tensors."""
+    given = [key for key in ("revision", "dtype", "quantization") if getattr(spec, key) is not None]
+    if given:
+        raise MemberError(f"member {name!r} is a loaded model; {given[0]} cannot be set any more. Leave it out")
+    is_peft_model = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    if is_peft_model and base is not None:
+        adapted, is_full, note = adapters.adapt_loaded(model, name, base.model)
+        return Member(name, adapted, spec, None, not is_full, base.tokenizer, (note,) if note else ())
+    if is_peft_model:
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        raise MemberError(f"member {name!r}: expected a causal language model; got {type(model).__name__}")
+    if base is not None and adapters.has_adapters(model):
+        raise MemberError(f"member {name!r}: an adapter is inside this model. Give the PeftModel, or its folder")
+    return Member(name, adapters.without_adapters(model, name), spec, None)
+
+
+def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) -> PreTrainedModel:
+    options: dict[str, Any] = {
+        "dtype": spec.dtype or loading.dtype,
+        "device_map": spec.device,
+        "attn_implementation": loading.attn_implementation,
+        "quantization_config": quantization_config(spec.quantization) or loading.quantization_config,
+    }
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = load(
+            source.directory,
+            use_safetensors=True,
+            trust_remote_code=loading.trust_remote_code,
+            output_loading_info=True,
+            **{key: value for key, value in options.items() if value is not None},
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except UNLOADABLE as error:
+        raise MemberError(f"member {name!r}: {source.directory} cannot be loaded: {_in_one_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise MemberError(
+            f"member {name!r}: {source.directory} lacks {len(missing)} tensors of a {type(model).__name__}, "
+            f"first {missing[0]}"
+        )
+    return model.eval()
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else text[:400] + "…"
+
+
+def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer, or None where it has none."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+    )
+    if not any((directory / name).is_file() for name in names):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=loading.trust_remote_code)
+    except UNLOADABLE as error:
+        raise MemberError(f"the tokenizer in {directory} cannot be loaded: {_in_one_line(error)}") from error

@@ -1,0 +1,177 @@
+"""Where a member's files are: a local folder or a hub repository, made a local folder of safetensors.
+
+Knows paths, downloads and whether files are whole. Does not know models or rules.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MemberError
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A member's folder on this machine, and where it came from."""
+
+    directory: Path
+    hub_id: str | None = None
+    revision: str | None = None  # the commit, where it came from a hub
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.directory / "adapter_config.json").is_file()
+
+
+def find(source: str | Path, owner: str, revision: str | None = None, **download: Any) -> Source:
+    """The folder of `owner` (as in "member 'math'"); hub repositories are downloaded, safetensors only."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise MemberError(f"{owner}: {path} is a local folder, which has no revision {revision!r}")
+        return Source(path.resolve())
+    if path.exists():
+        raise MemberError(f"{owner}: expected a folder or a hub id, but {path} is a file")
+    if not HUB_ID.match(str(source)):
+        raise MemberError(
+            f"{owner}: there is no folder {source}. Expected the folder of a checkpoint or adapter, or a hub id such "
+            "as google/gemma-2-2b"
+        )
+    return _download(str(source), owner, revision, **download)
+
+
+def _download(hub_id: str, owner: str, revision: str | None, **download: Any) -> Source:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*PATTERNS, "*.py"] if download.pop("trust_remote_code", False) else PATTERNS
+    skipped = [] if download.pop("nested", False) else ["*/*"]  # only compositions keep weights in subfolders
+    try:
+        folder = Path(
+            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=skipped, **download)
+        )
+    except Exception as error:  # of the hub, of the network, of the disk: the libraries below have no common ancestor
+        raise MemberError(f"{owner}: {_why_no_download(error, hub_id, revision)}") from error
+    if not weight_files(folder) and not download.get("local_files_only"):
+        _refuse_pickles(_files_on_hub(hub_id, revision, download.get("token")), hub_id, owner)
+    return Source(folder, hub_id, folder.name)
+
+
+def _why_no_download(error: Exception, hub_id: str, revision: str | None) -> str:
+    from huggingface_hub import errors as hub
+
+    if isinstance(error, hub.GatedRepoError):
+        return (
+            f"{hub_id} is gated. Accept its licence on its page, then set HF_TOKEN to a token of that account (or run "
+            "`hf auth login`)"
+        )
+    if isinstance(error, hub.RevisionNotFoundError):
+        return f"{hub_id} has no revision {revision!r}"
+    if isinstance(error, hub.RepositoryNotFoundError):
+        return (
+            f"no repository {hub_id} on the hub, and no folder of that name here. Check the spelling; if it is "
+            "private, set HF_TOKEN to a token that may read it"
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{hub_id} could not be downloaded: the disk is full. Free some space, or set HF_HOME to a larger disk"
+    if isinstance(error, hub.HfHubHTTPError) and error.response.status_code in (401, 403):
+        return f"the hub refused {hub_id}. Set HF_TOKEN to a token that may read it (or run `hf auth login`)"
+    return (
+        f"{hub_id} is no folder here, and the hub could not be reached ({type(error).__name__}). Check the network, "
+        "HF_ENDPOINT and HF_HUB_OFFLINE, or give the path of a folder"
+    )
+
+
+def _files_on_hub(hub_id: str, revision: str | None, token: str | None) -> list[str]:
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi(token=token).list_repo_files(hub_id, revision=revision)
+    except (OSError, ValueError):
+        return []
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that hold a folder's weights, in order; those that its index lists, if it has one."""
+    for stem in ("model", "adapter_model"):
+        index = directory / f"{stem}.safetensors.index.json"
+        if (directory / f"{stem}.safetensors").is_file():  # which transformers takes before an index
+            return [directory / f"{stem}.safetensors"]
+        if index.is_file():
+            try:
+                names = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise MemberError(f"{index} is cut off or damaged. Copy or download it again") from error
+            return [Path(os.path.normpath(directory / name)) for name in sorted(names)]
+    return []
+
+
+def check_files(directory: Path, owner: str) -> list[Path]:
+    """The weight files, after a look at each: all there, all whole, none of them pickles."""
+    if not any((directory / file).is_file() for file in ("config.json", "adapter_config.json")):
+        raise MemberError(
+            f"{owner}: {directory} holds neither config.json nor adapter_config.json. Expected the folder of a "
+            "Hugging Face checkpoint or of a PEFT adapter"
+        )
+    files = weight_files(directory)
+    if not files:
+        _refuse_pickles([file.name for file in directory.iterdir()], str(directory), owner)
+        expected = "adapter_model" if (directory / "adapter_config.json").is_file() else "model"
+        raise MemberError(f"{owner}: {directory} holds no weights: expected {expected}.safetensors")
+    for file in files:
+        problem = safetensors_problem(file)
+        if problem:
+            raise MemberError(f"{owner}: {file} {problem}. Copy or download it again")
+    return files
+
+
+def _refuse_pickles(files: list[str], place: str, owner: str) -> None:
+    pickles = sorted(file for file in files if file.endswith(PICKLE_SUFFIXES) and file != "training_args.bin")
+    if pickles:
+        raise MemberError(
+            f"{owner}: {place} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when read. "
+            "Only safetensors are read; if you trust the model, load it and write it with model.save_pretrained(folder)"
+        )
+
+
+def safetensors_problem(file: Path) -> str | None:
+    """What is wrong with a safetensors file, from its header and its size alone; None if it is whole."""
+    if not file.is_file():
+        return "is missing"
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        head = stream.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        if 8 + length > size:
+            return f"is cut off ({size} bytes, not even its header)"
+        try:
+            header = json.loads(stream.read(length))
+            end = max(
+                (entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"),
+                default=0,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "is not a safetensors file (its header cannot be read)"
+    if 8 + length + end != size:
+        return f"is cut off or damaged ({size} bytes, expected {8 + length + end})"
+    return None
+
+
+def digest(files: list[Path]) -> str:
+    """One sha256 over files, in the order given."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()

@@ -1,0 +1,47 @@
+"""What a composition is, as it is written to config.json. Knows no weights and no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..errors import PromptError
+
+
+class ComposedConfig(PreTrainedConfig):
+    """What a composition is: its members, their weights, the rule. `members[0]` is the base.
+
+    A member is a mapping with `name`, `weight`, `kind` (full or adapter) and, where it was saved, `source`,
+    `revision`, `files`. `rule` is a mapping with `name` and the rule's parameters.
+    """
+
+    model_type = "tessellm"
+
+    members: list[dict[str, Any]] = field(default_factory=list)
+    rule: dict[str, Any] = field(default_factory=lambda: {"name": "product"})
+    termination: str = "rule"
+    vocab_size: int = 0
+    max_position_embeddings: int = 0
+    num_hidden_layers: int = 0
+    bos_token_id: int | None = None
+    eos_token_id: list[int] | None = None
+    pad_token_id: int | None = None
+    use_cache: bool = True
+
+    @property
+    def member_names(self) -> list[str]:
+        return [member["name"] for member in self.members]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return tuple(float(member["weight"]) for member in self.members[1:])
+
+    def check_room(self, length: int, new: int, what: str = "the prompt", option: str = "max_new_tokens") -> None:
+        """Refuse a prompt of `length` tokens that leaves no room for `new` ones, before any is written."""
+        if (limit := self.max_position_embeddings) and length + new > limit:
+            raise PromptError(
+                f"{what} has {length} tokens and up to {new} more were asked for, but the shortest context among the "
+                f"members is {limit}. Shorten it, or lower {option}"
+            )

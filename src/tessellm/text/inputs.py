@@ -1,0 +1,121 @@
+"""Texts from the command line and from files: lines, JSON lists, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import PromptError
+
+
+def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
+    """Prompts from the command line (- is standard input) and from a file."""
+    found = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
+    for number, prompt in enumerate(found, 1):
+        check_characters(prompt, f"prompt {number}")
+    if file is not None:
+        found += read_texts(file, "prompt")
+    if not found:
+        if file is not None:
+            raise PromptError(f"{file} holds no prompts. Expected one a line")
+        raise PromptError("no prompt was given. Expected prompts as arguments, or --file with one a line")
+    return found
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise PromptError("standard input cannot be read: it is not UTF-8 text") from error
+
+
+def read_texts(path: Path, key: str) -> list[str]:
+    """Texts from a JSON list or JSON lines (of strings, or with that key), or from the lines of any other file."""
+    return [_text_of(entry, key, where) for where, entry in _entries(path)]
+
+
+def read_examples(path: Path) -> list[tuple[str, str]]:
+    """Pairs of a prompt, which may be empty, and the text that should follow it."""
+    found = [
+        (_text_of(entry, "prompt", where) if isinstance(entry, dict) and "prompt" in entry else "", text)
+        for (where, entry), text in zip(_entries(path), read_texts(path, "text"), strict=True)
+    ]
+    if not found:
+        raise PromptError(f"{path} holds no texts. Expected one a line")
+    return found
+
+
+def _entries(path: Path) -> list[tuple[str, Any]]:
+    """Where in the file, and what is there: JSON, or text."""
+    return [(where, read()) for where, read in entries(path)]
+
+
+def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[], Any]]]:
+    """Where in the file, and how to read what is there; reading an entry that is malformed raises PromptError. The
+    name says which kind of file it is, unless `suffix` does."""
+    suffix = path.suffix if suffix is None else suffix
+    try:
+        content = path.read_bytes().removeprefix(BOM_UTF8)
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}") from error
+    if _is_utf16(content):
+        raise PromptError(f"{path} cannot be read: it is UTF-16 text. Save it as UTF-8")
+    if suffix == ".json":
+        found = _parse(_decoded(content, str(path)), str(path))
+        if not isinstance(found, list):
+            raise PromptError(f"{path}: expected a list; got {type(found).__name__}")
+        return [(f"{path}, entry {number}", partial(_same, entry)) for number, entry in enumerate(found, 1)]
+    lines = [(f"{path}, line {n}", line) for n, line in enumerate(content.split(b"\n"), 1) if line.strip()]
+    read = _parsed_line if suffix == ".jsonl" else _decoded
+    return [(where, partial(read, line.removesuffix(b"\r"), where)) for where, line in lines]
+
+
+def _is_utf16(content: bytes) -> bool:
+    """By its mark, or by what English looks like in it: every other byte is zero."""
+    start = content[:4096]
+    return start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or start.count(0) > len(start) // 4
+
+
+def _same(entry: Any) -> Any:
+    return entry
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{where} cannot be read: it is not UTF-8 text") from error
+
+
+def _parsed_line(line: bytes, where: str) -> Any:
+    return _parse(_decoded(line, where), where)
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{where}: no valid JSON ({error})") from error
+
+
+def _text_of(entry: Any, key: str, where: str) -> str:
+    text = entry.get(key) if isinstance(entry, dict) else entry
+    if not isinstance(text, str):
+        raise PromptError(f'{where}: expected {{"{key}": "…"}} or a string')
+    check_characters(text, where)
+    return text
+
+
+def check_characters(text: str, where: str) -> None:
+    """JSON can hold half a character (\\ud800), which no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{where}: character {error.start + 1} is half a character ({text[error.start]!r})"
+        ) from error

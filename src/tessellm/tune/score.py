@@ -1,0 +1,151 @@
+"""Weights and rule by task score: those under which the composition solves most development problems.
+
+Weights are searched one expert at a time among given values, under each rule, until nothing gets better. A share of
+the development problems is not looked at meanwhile and judges what was found. Test problems are never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..evaluate.columns import with_rule
+from ..evaluate.intervals import Difference, compare
+from ..evaluate.runner import Runner, headline_scores
+from ..evaluate.splits import Development, Part
+from ..model import ComposedForCausalLM
+
+PASSES = 3  # over all experts, at most
+DEVELOP = Part(50)
+
+Scores = dict[str, list[float]]  # of each task, problem by problem
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting, and what it scored on the problems that were tuned on: by task, and their mean."""
+
+    rule: str
+    weights: dict[str, float]
+    score: float
+    tasks: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ScoreTuning:
+    """What was found. Scores are means over tasks; held out are problems that were not tuned on."""
+
+    rule: str
+    weights: dict[str, float]
+    before: float
+    after: float
+    held_out_before: float | None
+    held_out_after: float | None
+    difference: Difference | None  # after minus before on the problems held out, paired
+    problems: int
+    held_out_problems: int
+    development: dict[str, Development]
+    trials: list[Trial]
+
+
+class Search:
+    """Settings of one composition, tried on the development problems of some tasks."""
+
+    def __init__(
+        self,
+        model: ComposedForCausalLM,
+        runner: Runner,
+        tasks: Sequence[str],
+        part: Part,
+        held_out: float,
+        journals: Path | None,
+        tried: Callable[[Trial], None],
+    ):
+        self.model, self.runner, self.journals, self.tried = model, runner, journals, tried
+        self.part = Part(part.develop, part.seed, development=True)
+        self.development = runner.check(tasks, part)
+        sizes = {task: len(found.places) for task, found in self.development.items()}
+        self.tuned_on = {task: round(size * (1 - held_out)) or 1 for task, size in sizes.items()}
+        self.trials: dict[tuple[str, tuple[float, ...]], Trial] = {}
+
+    def scores(self, rule: str, weights: Sequence[float], all_of_them: bool = False) -> Scores:
+        """Problem by problem; the problems held out come last, if at all."""
+        candidate, name = with_rule(self.model, rule, weights), "-".join([rule, *(f"{each:g}" for each in weights)])
+        journals = self.journals / name if self.journals is not None else None
+        outcomes: dict[str, Any] = {}
+        for task, count in self.tuned_on.items():
+            limit = None if all_of_them else count
+            outcomes |= dict(self.runner.run(name, candidate, [task], journals, self.part, limit))
+        return headline_scores(outcomes)
+
+    def trial(self, rule: str, weights: Sequence[float]) -> Trial:
+        key = (rule, tuple(weights))
+        if key not in self.trials:
+            means = {task: fmean(scores) for task, scores in self.scores(rule, weights).items()}
+            named = dict(zip(self.model.config.member_names[1:], weights, strict=True))
+            self.trials[key] = Trial(rule, named, fmean(means.values()), means)
+            self.tried(self.trials[key])
+        return self.trials[key]
+
+    def held_out(self, trial: Trial) -> Scores:
+        """Of the problems that were not tuned on."""
+        scores = self.scores(trial.rule, list(trial.weights.values()), all_of_them=True)
+        return {task: rest for task, each in scores.items() if (rest := each[self.tuned_on[task] :])}
+
+    def climb(self, rule: str, values: Sequence[float]) -> Trial:
+        """From the composition's own weights, one expert at a time, to where no value of any is better."""
+        best = self.trial(rule, self.model.config.weights)
+        for _ in range(PASSES):
+            before = best
+            for expert in best.weights:
+                around = [self.trial(rule, [*{**best.weights, expert: value}.values()]) for value in values]
+                best = max([best, *around], key=lambda trial: trial.score)  # the first of equals
+            if best == before:
+                break
+        return best
+
+
+def tune_by_score(
+    model: ComposedForCausalLM,
+    runner: Runner,
+    tasks: Sequence[str],
+    values: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5),
+    rules: Sequence[str] = (),
+    part: Part = DEVELOP,
+    held_out: float = 0.25,
+    journals: Path | None = None,
+    tried: Callable[[Trial], None] = lambda trial: None,
+) -> ScoreTuning:
+    """The best of the rules (the composition's own, if none is given), each with its best weights. `journals` is a
+    folder that a killed search goes on from."""
+    search = Search(model, runner, tasks, part, held_out, journals, tried)
+    own = model.config.rule["name"]
+    start = search.trial(own, model.config.weights)
+    found = [search.climb(rule, values) for rule in rules or (own,)]
+    best = max([start, *found] if own in (rules or (own,)) else found, key=lambda trial: trial.score)
+    counts, sizes = search.tuned_on, {task: len(found.places) for task, found in search.development.items()}
+    before, after = ({}, {}) if counts == sizes else (search.held_out(trial) for trial in (start, best))
+    return ScoreTuning(
+        rule=best.rule,
+        weights=best.weights,
+        before=start.score,
+        after=best.score,
+        held_out_before=_mean(before) if before else None,
+        held_out_after=_mean(after) if after else None,
+        difference=compare(_flat(after), _flat(before)) if after else None,
+        problems=sum(counts.values()),
+        held_out_problems=sum(sizes.values()) - sum(counts.values()),
+        development=search.development,
+        trials=list(search.trials.values()),
+    )
+
+
+def _mean(scores: Scores) -> float:
+    return fmean(fmean(each) for each in scores.values())
+
+
+def _flat(scores: Scores) -> list[float]:
+    return [score for each in scores.values() for score in each]

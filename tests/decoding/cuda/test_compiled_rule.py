@@ -1,0 +1,147 @@
+"""Compiled rules say what the rules say, whatever shapes come; traced here as on a GPU, without making kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.decoding.cuda import compiled_rule
+from tessellm.decoding.cuda.compiled_rule import CompiledRule, PlainRule, best, together
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.rules import Product
+from tessellm.rules.evidence import Evidence
+from tessellm.rules.termination import Terminated
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts
+
+VOCABULARY = 40
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The compiler, stopped before it makes kernels; every function that it was given."""
+    given: list[Any] = []
+    plain = torch.compile
+
+    def tracing(function: Any, **settings: Any) -> Any:
+        given.append(function)
+        return plain(function, backend="eager", **settings)
+
+    monkeypatch.setattr(compiled_rule.torch, "compile", tracing)
+    compiled_rule._shared.cache_clear()
+    yield given
+    compiled_rule._shared.cache_clear()
+    torch._dynamo.reset()
+
+
+def inputs(rows: int, tokens: int, seed: int, members: int = 3) -> tuple[list[Any], Any, Any]:
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    logits_M = [3 * draw(rows, tokens, VOCABULARY) for _ in range(members)]
+    token_BT = torch.arange(rows * tokens).view(rows, tokens) * 7 % VOCABULARY
+    return logits_M, token_BT, torch.arange(tokens) <= torch.arange(rows)[:, None]
+
+
+@pytest.mark.parametrize("rule", [Terminated(Evidence(window=8), ((1,), (1, 2), (1,))), Product((0.5, 2.0))])
+@torch.inference_mode()
+def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
+    plain, compiled = PlainRule(rule), CompiledRule(rule)
+    for rows in (2, 4):
+        logits_M, token_BT, mask_BT = inputs(rows, 5, seed=rows)
+        state = plain.combine(logits_M, token_BT, mask_BT, None)[1]
+        logits_M, token_BT, mask_BT = inputs(rows, 1, seed=10 * rows)
+        given = token_BT, mask_BT, state
+        close(compiled.combine(logits_M, *given), plain.combine(logits_M, *given))
+        close(compiled.decide(logits_M, *given), plain.decide(logits_M, *given))
+    assert len(traced) == 4  # two kinds of step for each number of rows
+    CompiledRule(rule).decide(logits_M, *given)
+    assert len(traced) == 4
+
+
+@pytest.mark.parametrize("members", [2, 7])  # the sums of few members are taken one by one
+@pytest.mark.parametrize("window", [1, 8])
+@torch.inference_mode()
+def test_many_members_impossible_tokens_and_several_ends(members: int, window: int, traced: list[Any]) -> None:
+    rule = Terminated(Evidence(window), ((1,), (1, 39), *[()] * (members - 2)))
+    plain, compiled, state = PlainRule(rule), CompiledRule(rule), None
+    for step in range(6):
+        logits_M, token_BT, mask_BT = inputs(4, 1, step, members)
+        logits_M[1][:, :, 5:9] = -torch.inf
+        token_BT[step % 4] = 39
+        mask_BT[(step + 1) % 4] = False
+        expected = plain.decide(logits_M, token_BT, mask_BT, state)
+        close(compiled.decide(logits_M, token_BT, mask_BT, state), expected)
+        close(compiled.combine(logits_M, token_BT, mask_BT, state), plain.combine(logits_M, token_BT, mask_BT, state))
+        state = expected[2]
+
+
+def test_the_first_of_equals_is_the_best(traced: list[Any]) -> None:
+    logp_BV = torch.full((3, 300), -5.0)
+    logp_BV[0, [131, 7, 299]] = -1.0
+    logp_BV[1] = -torch.inf
+    logp_BV[2, 290] = torch.nan
+    token_B, logprob_B = torch.compile(best, fullgraph=True)(logp_BV)
+    assert token_B.tolist() == [7, 0, 290]
+    torch.testing.assert_close(logprob_B, torch.tensor([-1.0, -torch.inf, torch.nan]), equal_nan=True)
+
+
+def test_logits_that_lie_together_are_not_copied() -> None:
+    logits_MBTV = torch.randn(3, 2, 1, VOCABULARY)
+    shorter = [logits[..., :-4] for logits in logits_MBTV]
+    assert together(list(logits_MBTV)).data_ptr() == logits_MBTV.data_ptr()
+    assert together(shorter).data_ptr() == logits_MBTV.data_ptr()
+    apart = [logits_MBTV[0], logits_MBTV[2].clone(), logits_MBTV[1]]
+    backwards = [logits_MBTV[2], logits_MBTV[1], logits_MBTV[0]]
+    uneven = [logits_MBTV[0], logits_MBTV[1], logits_MBTV[1]]
+    for logits_M in (list(logits_MBTV), shorter, apart, backwards, uneven, [logits_MBTV[1]], [logits_MBTV[0]] * 3):
+        torch.testing.assert_close(together(logits_M), torch.stack(logits_M), rtol=0, atol=0)
+
+
+def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remarking(function: Any, **settings: Any) -> Any:
+        def call(*given: Any) -> Any:
+            warnings.warn("an operation is deprecated", FutureWarning, stacklevel=1)
+            return function(*given)
+
+        return call
+
+    compiled_rule._shared.cache_clear()
+    monkeypatch.setattr(compiled_rule.torch, "compile", remarking)
+    CompiledRule(Product()).decide(*inputs(2, 1, 0), None)
+    compiled_rule._shared.cache_clear()
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("warmth", [0.0, 1.0])
+def test_drafts_read_token_by_token_use_what_was_compiled_for_steps(
+    rule: str, warmth: float, traced: list[Any]
+) -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {f"e{i}": perturbed(base, i, 0.002) for i in range(2)}, rule=rule)
+    given = prompts(4, 30)
+    asked = [Sampling(12, warmth, seed=n, ignore_end=True) for n in range(4)]
+    expected = [request.tokens for request in Engine(model, slots=4).generate(given, asked)]
+    engine = Engine(model, slots=4, stacked=False, speculation=Speculation("member:base", 4))
+    engine.state.passes = CompiledRule(model.rule)
+    torch._dynamo.utils.counters.clear()
+    assert [request.tokens for request in engine.generate(given, asked)] == expected
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > 10
+    found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert found == len(traced) <= 4  # by the number of rows alone
+
+
+def close(found: Any, expected: Any) -> None:
+    if isinstance(expected, tuple):
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    elif expected is not None:
+        torch.testing.assert_close(found, expected)

@@ -1,0 +1,291 @@
+"""The fused step computes what the modules do. Its Triton kernels run here in Triton's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import build_model, perturbed, save_lora, save_member
+
+pytest.importorskip("triton", reason="Triton is not installed")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
+
+import tessellm
+from tessellm.decoding.cuda.fused import decoder, layers, low
+from tessellm.decoding.cuda.fused.decoder import FusedDecoder, fuse
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.members import groups
+from tessellm.decoding.members.groups import make_groups
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.slots import SlotCache
+from tessellm.decoding.speculation import Speculation
+from tessellm.members.adapters import share
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
+
+
+def composition(kind: str, folder: Path, layers: int = 2) -> Any:
+    """Three members, of which the base is one."""
+    sizes = {**SIZES, "num_hidden_layers": layers}
+    if kind == "adapters":
+        home = save_member(build_model("llama", **sizes), folder / "base")
+        everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        some = {"e1": ["q_proj", "up_proj"], "e2": everywhere}
+        paths = {name: str(save_lora(home, folder / name, 3, target_modules=t)) for name, t in some.items()}
+        return tessellm.compose(str(home), paths)
+    settings = {"attn_implementation": "eager"} if kind == "gemma2" else {}
+    base = build_model(kind, **sizes, **settings)
+    if kind == "qwen2":
+        for name, parameter in base.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter)
+    return tessellm.compose(base, {"e1": perturbed(base, 1), "e2": perturbed(base, 2)})
+
+
+def grouped(composed: Any, slots: int, cells: int) -> tuple[Any, FusedDecoder]:
+    """All members as one group, and the fused step over its cache."""
+    (group,) = make_groups(composed, slots=slots, cells=cells, stacked=True)
+    fused = fuse([composed.member(name) for name in composed.members], group.cache)
+    assert fused is not None
+    return group, fused
+
+
+def feed(group: Any, lengths: list[int]) -> None:
+    """A text of each length into a slot each, by the modules."""
+    for slot, length in enumerate(lengths):
+        text = torch.randint(4, 60, (1, length), generator=torch.Generator().manual_seed(slot))
+        group.logits(text, torch.arange(length)[None], torch.tensor([slot]), length, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "shortest_sum"),
+    [("llama", [9, 40, 1], 512), ("qwen2", [9, 2], 512), ("gemma2", [9, 40, 1], 16), ("gemma2", [33], 512),
+     ("adapters", [9, 40], 16), ("adapters", [7], 512)],
+)  # fmt: skip
+@torch.no_grad()
+def test_equals_the_modules(
+    kind: str, lengths: list[int], shortest_sum: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several rows and one, with sums in one piece and in several, cells in one piece and in several."""
+    monkeypatch.setattr(layers, "SHORTEST_SUM", shortest_sum)
+    composed = composition(kind, tmp_path)
+    group, fused = grouped(composed, 4, 120)
+    slots = len(lengths)
+    feed(group, lengths)
+    token_B, position_B = torch.tensor([5, 6, 7])[:slots], torch.tensor(lengths)
+    for step in range(2):
+        cells = int(position_B.max()) + 1
+        kept = [buffer.clone() for buffer in group.cache.key_RHCD.values()]
+        found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 130 if step else cells)[:, :, 0]
+        for buffer, old in zip(group.cache.key_RHCD.values(), kept, strict=True):
+            assert not torch.equal(buffer, old)  # it wrote the cache itself
+        wanted = group.logits(token_B[:, None], position_B[:, None], slots, cells, 1)
+        torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
+        token_B, position_B = found[0].argmax(-1), position_B + 1
+
+
+@pytest.mark.parametrize(("few_rows", "columns"), [(16, 16), (16, 128), (2, 32)])
+@torch.no_grad()
+def test_who_makes_an_input_makes_what_deltas_need_of_it(
+    few_rows: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first layer needs a launch of its own, or each with many rows; members' columns in chunks."""
+    monkeypatch.setattr(decoder, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(low, "MOST_COLUMNS", columns)
+    composed = composition("adapters", tmp_path)
+    group, fused = grouped(composed, 4, 200)
+    feed(group, [150, 3])
+    own_launches: list[int] = []
+    alone = layers.FusedLinear._low
+
+    def counting(self: Any, x_MBK: Any, deltas: Any) -> Any:
+        own_launches.append(deltas.width)
+        return alone(self, x_MBK, deltas)
+
+    monkeypatch.setattr(layers.FusedLinear, "_low", counting)
+    token_B, position_B = torch.tensor([5, 6]), torch.tensor([150, 3])
+    found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 160)[:, :, 0]
+    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 160, 1)
+    torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
+    assert len(own_launches) == (1 if few_rows == 16 else 4)  # queries, keys and values; gates in either layer
+
+
+@pytest.mark.parametrize(
+    ("rows_apart", "parts_apart", "least_parts", "pieces"),
+    [(16, 32, 8, 7), (16, 2, 8, 8), (16, 1, 8, 9), (0, 32, 1, 6), (0, 32, 2, 6), (0, 32, 8, 6)],
+)  # fmt: skip
+@torch.no_grad()
+def test_deltas_are_added_beside_the_sums_or_with_them(
+    rows_apart: int, parts_apart: int, least_parts: int, pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one program or several of their own, by all splits, by some, and by the first one."""
+    monkeypatch.setattr(layers, "SHORTEST_SUM", 16)
+    monkeypatch.setattr(layers, "ROWS_APART", rows_apart)
+    monkeypatch.setattr(layers, "PARTS_APART", parts_apart)
+    monkeypatch.setattr(layers, "LEAST_PARTS", least_parts)
+    composed = composition("adapters", tmp_path)
+    group, fused = grouped(composed, 2, 64)
+    feed(group, [9, 40])
+    token_B, position_B = torch.tensor([5, 6]), torch.tensor([9, 40])
+    launched, launch = [], layers.launch
+
+    def counting(layout: Any, table: Any, x: Any, y: Any, *given: Any, **named: Any) -> None:
+        launched.append((layout.splits, len(y)))
+        launch(layout, table, x, y, *given, **named)
+
+    monkeypatch.setattr(layers, "launch", counting)
+    found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 64)[:, :, 0]
+    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 64, 1)
+    torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
+    assert (6, pieces) in launched  # sums over the 96 inputs of down, whose three parts of low gate and up have made
+
+
+@torch.no_grad()
+def test_cells_in_splits_that_are_no_whole_blocks() -> None:
+    """More cells than the most splits of a block each: of 96 cells here, in half precision read in blocks of 64."""
+    settings = {"num_key_value_heads": 1, "max_position_embeddings": 2600, "num_hidden_layers": 1}
+    base = build_model("llama", **SIZES, **settings).half()
+    composed = tessellm.compose(base, {"e1": perturbed(base, 1)})
+    group, fused = grouped(composed, 1, 2600)
+    feed(group, [2500])
+    found = fused(torch.tensor([[[5]], [[5]]]), torch.tensor([[2500]]), 2600)
+    wanted = torch.stack(group.logits(torch.tensor([[5]]), torch.tensor([[2500]]), 1, 2501, 1))
+    torch.testing.assert_close(found, wanted.float(), atol=0.05, rtol=0)
+
+
+@torch.no_grad()
+def test_one_row_of_an_expert_that_drafts_has_its_deltas(tmp_path: Path) -> None:
+    composed = composition("adapters", tmp_path, layers=1)
+    group = groups.one_member(composed, "e2", SlotCache(1, 1, 50))
+    fused = fuse([composed.member("e2")], group.cache)
+    assert fused is not None
+    feed(group, [9])
+    found = fused(torch.tensor([[[5]]]), torch.tensor([[9]]), 50)
+    (wanted,) = group.logits(torch.tensor([[5]]), torch.tensor([[9]]), 1, 10, 1)
+    torch.testing.assert_close(found[0], wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("odd", [{"intermediate_size": 72}, {"mlp_bias": True}, {"transposed": True}])
+def test_weights_that_kernels_would_misread_are_left_to_the_modules(odd: dict[str, Any]) -> None:
+    """Rows that fill no block, biases inside an activation, rows that do not follow one another."""
+    base = build_model("llama", **{**SIZES, **odd})
+    if "transposed" in odd:
+        projection = base.model.layers[0].mlp.down_proj
+        projection.weight = torch.nn.Parameter(projection.weight.T.contiguous().T)
+    assert fuse([base], SlotCache(1, 1, 50)) is None
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("odd", [{"use_dora": True}, {"target_modules": ["q_proj", "embed_tokens"]}])
+def test_adapters_that_kernels_do_not_know_are_left_to_the_modules(odd: dict[str, Any], tmp_path: Path) -> None:
+    home = save_member(build_model("llama", **SIZES), tmp_path / "base")
+    composed = tessellm.compose(str(home), {"e1": str(save_lora(home, tmp_path / "e1", **odd))})
+    assert fuse([composed.base], SlotCache(1, 1, 50)) is not None
+    assert fuse([composed.member("e1")], SlotCache(1, 1, 50)) is None
+
+
+@torch.no_grad()
+def test_members_that_share_weights_have_biases_of_their_own() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    base = build_model("qwen2", **{**sizes, "num_attention_heads": 2, "num_key_value_heads": 1})
+    other = share(base)
+    for layer in other.model.layers:
+        layer.self_attn.v_proj.bias = torch.nn.Parameter(torch.randn(32))
+    composed = tessellm.compose(base, {"e1": other})
+    group, fused = grouped(composed, 2, 50)
+    feed(group, [9, 4])
+    token_BT, position_BT = torch.tensor([[5], [6]]), torch.tensor([[9], [4]])
+    found = fused(token_BT.expand(2, -1, -1), position_BT, 50)
+    wanted = torch.stack(group.logits(token_BT, position_BT, 2, 10, 1))
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
+    composed = composition("llama", tmp_path)
+    group, fused = grouped(composed, 2, 50)
+    group.logits(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1)
+    before = group.cache.key_RHCD[0][:, :, :50].clone()
+    for tokens in (1, 3):
+        fused(torch.full((3, 2, tokens), 9), torch.full((2, tokens), -1), 50)
+    torch.testing.assert_close(group.cache.key_RHCD[0][:, :, :50], before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "counts", "cells"),
+    [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50)],
+)  # fmt: skip
+@torch.no_grad()
+def test_several_tokens_equal_the_modules(
+    kind: str, lengths: list[int], counts: list[int], cells: int, tmp_path: Path
+) -> None:
+    """Rows with drafts of different lengths, none at all, and padding; in blocks of rows; windows of 16."""
+    composed = composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1)
+    group, fused = grouped(composed, 4, 120)
+    slots, tokens = len(lengths), max(counts)
+    assert fused.takes(slots, tokens)
+    feed(group, lengths)
+    token_BT = torch.randint(4, 60, (slots, tokens), generator=torch.Generator().manual_seed(9))
+    index_T = torch.arange(tokens)
+    position_BT = torch.where(
+        index_T < torch.tensor(counts)[:, None], torch.tensor(lengths)[:, None] + index_T, torch.tensor(-1)
+    )
+    found_MBTV = fused(token_BT.expand(3, -1, -1), position_BT, cells)
+    buffers = [*group.cache.key_RHCD.values(), *group.cache.value_RHCD.values()]
+    written = [buffer[:, :, :-1].clone() for buffer in buffers]
+    wanted_MBTV = torch.stack(group.logits(token_BT, position_BT, slots, min(cells, 120), tokens))
+    real_BT = position_BT >= 0
+    torch.testing.assert_close(found_MBTV[:, real_BT], wanted_MBTV[:, real_BT], atol=2e-4, rtol=1e-4)
+    assert found_MBTV.isfinite().all()
+    for buffer, mine in zip(buffers, written, strict=True):
+        torch.testing.assert_close(mine, buffer[:, :, :-1], atol=1e-5, rtol=1e-4)
+
+
+def test_passes_that_are_too_large_are_left_to_the_modules(tmp_path: Path) -> None:
+    composed = composition("adapters", tmp_path)
+    _, fused = grouped(composed, 4, 120)
+    assert fused.takes(21, 1)  # 63 rows of one weight
+    assert not fused.takes(22, 1)
+    assert fused.takes(9, 9)
+    assert not fused.takes(10, 9)
+    assert not fused.takes(1, 10)
+
+
+@pytest.mark.parametrize(("kind", "draft"), [("llama", "member:e2"), ("adapters", "lookup")])
+def test_speculation_on_fused_passes(kind: str, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole engine as on a GPU but for its graphs: steps, drafts and verification all by the kernels."""
+    composed = composition(kind, tmp_path, layers=1)
+    prompts = [[5, 6, 7, 8, 5, 6, 7], [9, 4, 30, 9, 4]]
+    asked = [Sampling(6, ignore_end=True), Sampling(4, 1.0, seed=3, ignore_end=True)]
+    expected = Engine(composed, slots=2).generate(prompts, asked)
+    monkeypatch.setattr(groups, "_fused", fuse)
+    passes: list[int] = []
+    plain = FusedDecoder.__call__
+
+    def counting(self: Any, token_MBT: Any, *rest: Any) -> Any:
+        passes.append(token_MBT.shape[-1])
+        return plain(self, token_MBT, *rest)
+
+    monkeypatch.setattr(FusedDecoder, "__call__", counting)
+    engine = Engine(composed, slots=2, stacked=True, speculation=Speculation(draft, 2, adaptive=False))
+    found = engine.generate(prompts, asked)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert max(passes) > 1
+
+
+@pytest.mark.parametrize(("rows", "out", "splits"), [(130, 256, 2), (100, 128, 1), (65, 192, 1), (64, 128, 1)])
+@torch.no_grad()
+def test_many_rows_equal_the_modules(rows: int, out: int, splits: int) -> None:
+    """Large blocks, a part of one, and sizes that have none; the interpreter has no products in bfloat16."""
+    torch.manual_seed(0)
+    own = [torch.nn.Linear(1088, out, dtype=torch.float16) for _ in range(3)]
+    x_MBK = torch.randn(3, rows, 1088, dtype=torch.float16)
+    found = layers.FusedLinear([[layer] for layer in own], splits=splits > 1)(x_MBK)
+    assert len(found) == splits
+    expected = torch.stack([layer(x) for layer, x in zip(own, x_MBK, strict=True)])
+    torch.testing.assert_close(found.sum(0).half(), expected, rtol=0.01, atol=0.01)

@@ -1,0 +1,186 @@
+"""On a CUDA device: captured steps, fused kernels, compiled rules and drafts write what the reference does."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.bench.models import with_deltas
+from tessellm.decoding.cuda.graphs import GraphSteps
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.members import attention
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+
+from conftest import build_model, perturbed
+from decoding_cases import prompts, unexcused
+
+pytestmark = pytest.mark.gpu
+FUSED: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
+LONG = {"max_position_embeddings": 512}
+KINDS = ("llama", "gemma2", "gpt2", "adapters")
+
+
+def pair(kind: str, rule: Any, fused: bool = True) -> tuple[Any, Any]:
+    """The same composition on the CPU and on the GPU."""
+    sizes = {} if kind == "gpt2" else {**LONG, **(FUSED if fused else {})}
+    base = build_model("llama" if kind == "adapters" else kind, **sizes)
+    torch.manual_seed(0)
+    make = (lambda seed: with_deltas(base, 8)) if kind == "adapters" else (lambda seed: perturbed(base, seed, 0.03))
+    here = tessellm.compose(base, {"a": make(1), "b": make(2)}, rule=rule)
+    return here, copy.deepcopy(here).to("cuda")
+
+
+def texts(requests: Any) -> list[list[int]]:
+    return [request.tokens for request in requests]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_reference(kind: str, rule: str, compiled: bool) -> None:
+    here, there = pair(kind, rule)
+    engine = Engine(there, slots=4, compiled=compiled)
+    requests = engine.generate(prompts(9, 60), [Sampling(4 + n, ignore_end=True) for n in range(9)])
+    assert not unexcused(here, requests)
+    assert all(not request.error for request in requests)
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base", "member:b"])
+@pytest.mark.parametrize(("kind", "rule"), [("llama", "evidence"), ("gemma2", "product"), ("adapters", "evidence")])
+def test_drafts_are_verified_in_graphs(kind: str, rule: str, draft: str) -> None:
+    """Greedy and sampled, at batches 1, 4 and 16; texts long enough for a larger bucket of cells."""
+    here, there = pair(kind, rule)
+    given = [text * 9 for text in prompts(15, 14)]
+    asked = [Sampling(30, ignore_end=True) if n % 3 else Sampling(30, 1.0, 0.9, n, True) for n in range(14)]
+    asked.append(Sampling(200, ignore_end=True))
+    for slots in (1, 4, 16):
+        engine = Engine(there, slots=slots, speculation=Speculation(draft, adaptive=slots == 4))
+        found = engine.generate(given, asked)
+        assert not unexcused(here, [r for r in found if r.sampling.temperature == 0])
+        plain = Engine(there, slots=slots).generate(given, asked)
+        same = sum(one == other for one, other in zip(texts(found), texts(plain), strict=True))
+        assert same >= len(given) - 1  # a near tie may fall the other way
+        assert engine.speculator is not None
+        assert engine.speculator.accepted > 0
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base"])
+def test_what_was_prepared_is_not_captured_in_the_middle_of_a_text(draft: str) -> None:
+    _, there = pair("llama", "evidence")
+    given, asked = [text * 9 for text in prompts(12, 14)], Sampling(120, ignore_end=True)
+    engine = Engine(there, slots=4, speculation=Speculation(draft))
+    assert engine.speculator is not None
+    engine.generate(given[:1], Sampling(2))
+    engine.speculator.prepare(max(map(len, given)), 120, "greedy")
+    engine.steps.ready_prompts(list(map(len, given)), "greedy")
+    prepared = set(engine.steps.graph_seconds)
+    assert all(seconds > 0 for seconds in engine.steps.graph_seconds.values())
+    found = engine.generate(given, asked)
+    assert set(engine.steps.graph_seconds) == prepared
+    assert texts(found) == texts(Engine(there, slots=4).generate(given, asked))
+
+
+def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
+    here, there = pair("llama", "evidence", fused=False)
+    engine = Engine(there, slots=4, speculation=Speculation("member:base", 4, adaptive=False))
+    assert all(group.fused is None for group in engine.state.groups)
+    assert not unexcused(here, engine.generate(prompts(6, 60), Sampling(12, ignore_end=True)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "adapters"])
+def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces and at once, over a sliding window and not: as with masks, up to rounding."""
+    model = pair(kind, "product")[1].to(torch.bfloat16)
+    texts, asked = [text * 5 for text in prompts(6, 60)], Sampling(1, ignore_end=True)
+    found = []
+    for masked, chunk in ((True, 2048), (False, 2048), (False, 32)):
+        monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
+        engine = Engine(model, slots=4)
+        engine.prefill.chunk = chunk
+        found.append(torch.tensor([request.logprobs for request in engine.generate(texts, asked)]))
+        monkeypatch.undo()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0.05)
+
+
+def test_more_numbers_of_rows_than_a_compiler_takes_for_one_function() -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=300, context=40)
+    for rows in (1, 2, 3, 5, 9, 17, 33, 65, 129, 300):
+        requests = engine.generate(prompts(rows, 20, seed=rows), Sampling(3, ignore_end=True))
+        assert all(len(r.tokens) == 3 for r in requests)
+    assert not unexcused(here, requests[:20])
+
+
+def test_weighted_rules_are_captured() -> None:
+    here, there = pair("llama", {"name": "product"})
+    for rule in ("product", "evidence", "tail-floor"):
+        weighted = [
+            tessellm.compose(m.base, {n: m.member(n) for n in "ab"}, rule=rule, weights={"a": 0.5})
+            for m in (here, there)
+        ]
+        engine = Engine(weighted[1], slots=2, compiled=False, speculation=Speculation("lookup", 2, adaptive=False))
+        assert not unexcused(weighted[0], engine.generate(prompts(3, 40), Sampling(8, ignore_end=True)))
+
+
+@pytest.mark.parametrize("draft", [None, "lookup"])
+@pytest.mark.parametrize(("kind", "rule"), [("llama", "evidence"), ("gemma2", "evidence"), ("adapters", "product")])
+def test_prompts_are_captured_when_their_shape_comes_again(kind: str, rule: str, draft: str | None) -> None:
+    """As they are, captured, and replayed; one and several at a time, some while others are written."""
+    here, there = pair(kind, rule)
+    engine = Engine(there, slots=4, speculation=Speculation(draft) if draft else None)
+    given = [text[:9] * (2 + n % 3) for n, text in enumerate(prompts(24, 60)) if len(text) >= 9]
+    asked = [Sampling(3 + n % 5, ignore_end=True) for n in range(len(given))]
+    requests = []
+    for prompt, sampling in zip(given, asked, strict=True):
+        requests.append(engine.submit(prompt, sampling))
+        engine.step()
+    while engine.busy:
+        engine.step()
+    requests += engine.generate(given, asked)
+    for _ in range(3):
+        engine.prefixes.forget()
+        requests += engine.generate([text[:20] for text in given if len(text) >= 20][:2], asked[0])
+    captured = [key for key in engine.steps.graph_seconds if key[0] == "feed"]
+    assert {key[1] for key in captured} >= {1, 2}
+    assert not unexcused(here, requests)
+    assert all(not request.error for request in requests)
+
+
+def test_prepared_prompts_are_not_captured_again() -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=4)
+    given, asked = [(text * 40)[:40] for text in prompts(9, 30)], Sampling(5, ignore_end=True)
+    engine.generate(given[:1], asked)
+    running = engine.submit(given[1], Sampling(30, ignore_end=True))
+    for _ in range(4):
+        engine.step()
+    engine.steps.ready_prompts([40], "greedy")
+    prepared = {key for key in engine.steps.graph_seconds if key[0] == "feed"}
+    assert {key[1:3] for key in prepared} == {(1, 48), (2, 48), (4, 48)}
+    requests = [running, *engine.generate(given, asked)]
+    assert {key for key in engine.steps.graph_seconds if key[0] == "feed"} == prepared
+    assert not unexcused(here, requests)
+
+
+def test_without_memory_for_graphs_prompts_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pair("llama", "evidence")
+    engine = Engine(there, slots=2)
+    capture = GraphSteps._capture
+
+    def full(self: GraphSteps, key: Any, *given: Any) -> Any:
+        if key[0] == "feed":
+            raise torch.OutOfMemoryError("full")
+        return capture(self, key, *given)
+
+    monkeypatch.setattr(GraphSteps, "_capture", full)
+    requests = engine.generate(prompts(8, 30), Sampling(5, ignore_end=True))
+    assert not any(key[0] == "feed" for key in engine.steps.graph_seconds)
+    assert not engine.steps.prompts.on  # type: ignore[attr-defined]
+    assert all(request.finish_reason == "length" for request in requests)
+    assert not unexcused(here, requests)

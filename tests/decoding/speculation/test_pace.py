@@ -1,0 +1,105 @@
+"""Drafts are as long as pays: long where they are right, none where they are not, and tried again at a bounded cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tessellm.decoding.requests import Request
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.speculation.pace import Chances, Pace, bucket, expected
+
+LENGTHS = (1, 2, 4, 8)
+
+
+def settle(chance: float, slope: float, steps: int = 400, rows: int = 4) -> tuple[list[int], float]:
+    """Lengths chosen where a pass over a draft of G tokens costs 1 + slope · G, and what the passes cost in all."""
+    pace, chosen, total = Pace(LENGTHS), [], 0.0
+    for _ in range(steps):
+        length = pace.choose(rows, [(chance, 100)] * rows)
+        cost = 1 + slope * length
+        pace.note(rows, length, cost)
+        chosen.append(length)
+        total += cost
+    return chosen, total
+
+
+@pytest.mark.parametrize(("chance", "slope", "best"), [(0.95, 0.02, 8), (0.7, 0.2, 2), (0.5, 0.3, 1), (0.02, 0.2, 0)])
+def test_settles_on_the_length_that_brings_most_tokens_a_second(chance: float, slope: float, best: int) -> None:
+    chosen, cost = settle(chance, slope)
+    rates = {n: expected(chance, n) / (1 + slope * n) for n in (0, *LENGTHS)}
+    assert max(rates, key=lambda n: rates[n]) == best == Counter(chosen).most_common(1)[0][0]
+    assert sum(expected(chance, n) for n in chosen) / cost > 0.95 * rates[best]
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.5, 3.0])
+def test_a_useless_drafter_costs_next_to_nothing(slope: float) -> None:
+    _, total = settle(1e-3, slope, steps=1000)
+    assert total < 1.04 * 1000
+
+
+def test_a_slow_moment_is_not_held_against_a_length_for_ever() -> None:
+    pace = Pace((4,))
+    for length in (0, 0, 4, 4):
+        pace.note(1, length, 20.0 if length else 1.0)
+    assert pace.choose(1, [(0.9, 9)]) == 0
+    chosen = []
+    for _ in range(800):
+        chosen.append(pace.choose(1, [(0.9, 9)]))
+        pace.note(1, chosen[-1], 1.2 if chosen[-1] else 1.0)
+    assert chosen[-1] == 4
+    assert chosen[-50:].count(4) > 45
+
+
+def test_chances_follow_the_request_and_begin_with_what_others_had() -> None:
+    chances = Chances()
+    lucky, unlucky, new = (Request([1], Sampling()) for _ in range(3))
+    for _ in range(20):
+        chances.note(lucky, 0, right=4, drafted=4)
+        chances.note(unlucky, 0, right=0, drafted=4)
+    assert chances.of(unlucky, 0) < 0.25 < chances.of(new, 0) < 0.9 < chances.of(lucky, 0)
+    assert chances.of(new, 1) == 0.75  # of another kind, nothing is known
+    for _ in range(3000):
+        chances.fade(unlucky, 0)
+    assert chances.of(unlucky, 0) > 0.6  # it was long ago
+
+
+def test_expected_tokens_and_buckets() -> None:
+    assert expected(1.0, 3) == 4
+    assert expected(0.0, 3) == 1
+    assert expected(0.5, 2) == 1.75
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
+
+
+def test_where_the_device_tells_its_costs_nothing_is_tried() -> None:
+    """The host's part is the same for every length, and one pass measures it."""
+    device = {0: 1.0, 2: 1.1, 4: 1.2, 8: 1.5}
+    for chance, best in ((0.95, 8), (0.6, 4), (0.01, 0)):
+        pace = Pace((2, 4, 8))
+        for length, seconds in device.items():
+            pace.told(4, length, seconds)
+        chosen = []
+        for _ in range(20):
+            chosen.append(pace.choose(4, [(chance, 100)] * 4))
+            pace.note(4, chosen[-1], device[chosen[-1]] + 0.3)
+        assert set(chosen[1:]) == {best}
+
+
+def test_steps_that_need_not_wait_hide_the_host() -> None:
+    """A draft must beat steps whose host works while the device does, not steps that wait for each other."""
+    pace = Pace((2,))
+    pace.told(1, 0, 1.0)
+    pace.told(1, 2, 1.1)
+    pace.note(1, 2, 2.1)  # the host takes as long as a step
+    assert pace.choose(1, [(0.5, 100)]) == 0  # 1.75 tokens in 2.1, against 1 in 1
+    assert pace.choose(1, [(0.9, 100)]) == 2  # 2.71
+
+
+def test_lengths() -> None:
+    assert Speculation(longest=6).lengths == (1, 2, 4, 6)
+    on_gpu = {n: Speculation(longest=n).lengths_on_gpu for n in (1, 2, 3, 5, 8, 15, 64)}
+    assert on_gpu == {1: (1,), 2: (2,), 3: (3,), 5: (3,), 8: (3, 7), 15: (3, 7, 15), 64: (3, 7, 15, 31, 63)}
+    always = {n: Speculation(longest=n, adaptive=False).lengths_on_gpu for n in (1, 4, 7, 8)}
+    assert always == {1: (1,), 4: (3, 4), 7: (3, 7), 8: (3, 7, 8)}

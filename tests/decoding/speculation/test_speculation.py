@@ -1,0 +1,202 @@
+"""Speculation changes how fast a text comes, never which text: at any batch size, greedy and sampled."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.speculation.verification import Verification
+from tessellm.errors import EngineError
+
+from chi_square import chi_square_p_value
+from decoding_cases import KINDS, composition, prompts
+from speculation_cases import Biased, agreeing, replace_verification, texts, tiny
+
+ALWAYS = {"adaptive": False}
+
+
+def greedy(count: int) -> list[Sampling]:
+    return [Sampling(max_new_tokens=3 + i) for i in range(count)]
+
+
+def warm(count: int) -> list[Sampling]:
+    return [Sampling(3 + i, (0.0, 0.7, 1.0)[i % 3], (1.0, 0.9)[i % 2], seed=i) for i in range(count)]
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: Path) -> None:
+    model = composition(kind, tmp_path, rule=rule)
+    stacked = rule == "product"
+    asked, given = [*greedy(8), *warm(8)], prompts(16, 70)
+    expected = Engine(model, slots=16, stacked=stacked).generate(given, asked)
+    expert = list(model.members)[-1]
+    for slots, draft in ((1, "lookup"), (4, f"member:{expert}"), (16, "lookup"), (16, "member:base")):
+        engine = Engine(model, slots=slots, stacked=stacked, speculation=Speculation(draft, 5, **ALWAYS))
+        found = engine.generate(given, asked)
+        assert texts(found) == texts(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert one.finish_reason == other.finish_reason
+            torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+def test_rows_keep_different_numbers_of_tokens(rule: str) -> None:
+    model, given = agreeing(rule=rule), prompts(16, 60)
+    for asked in (greedy(16), warm(16)):
+        expected = Engine(model, slots=16).generate(given, asked)
+        for slots, adaptive in ((1, False), (4, True), (16, False)):
+            engine = Engine(model, slots=slots, speculation=Speculation("member:base", adaptive=adaptive))
+            assert texts(engine.generate(given, asked)) == texts(expected)
+            assert engine.speculator is not None
+            assert 0.3 < engine.speculator.accepted / engine.speculator.drafted < 0.99
+
+
+def test_one_count_for_all_rows_would_be_caught() -> None:
+    """The usual mistake at batch > 1: what one row accepts is taken for all of them."""
+
+    class Shared(Verification):
+        def _accept(self, right_BG: Tensor) -> Tensor:
+            return super()._accept(right_BG).amax(0, keepdim=True).expand(len(right_BG), 1)
+
+    model, given, asked = agreeing(), prompts(8, 60), greedy(8)
+    expected = texts(Engine(model, slots=8).generate(given, asked))
+    engine = Engine(model, slots=8, speculation=Speculation("member:base", **ALWAYS))
+    assert texts(engine.generate(given, asked)) == expected
+    replace_verification(engine, Shared)
+    assert texts(engine.generate(given, asked)) != expected
+
+
+def test_an_end_inside_a_draft_ends_the_text_and_frees_the_slot() -> None:
+    model, given = agreeing(rule="product"), prompts(6, 40)
+    asked = Sampling(max_new_tokens=30)
+    free_running = texts(Engine(model, slots=4).generate(given, Sampling(max_new_tokens=8, ignore_end=True)))
+    ends = frozenset(text[7] for text in free_running)
+    plain, engine = (Engine(model, slots=4, speculation=s) for s in (None, Speculation("member:base", 8, **ALWAYS)))
+    plain.ends = engine.ends = ends
+    expected, found = plain.generate(given, asked), engine.generate(given, asked)
+    assert texts(found) == texts(expected)
+    assert all(r.finish_reason == "stop" and r.tokens[-1] in ends and not ends & {*r.tokens[:-1]} for r in found)
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > sum(len(r.tokens) - 1 for r in found)  # some of them lay behind an end
+    longer = [[*r.prompt, *r.tokens[:-1], *range(4, 60)] for r in found]  # begin as the slots' caches do
+    fresh = Engine(model, slots=1)
+    fresh.ends, fresh.prefixes.shared = ends, lambda prompt, slot: 0  # type: ignore[method-assign]
+    asked = Sampling(max_new_tokens=12)
+    assert texts(engine.generate(longer, asked)) == texts(fresh.generate(longer, asked))
+    assert engine.prefixes.reused_tokens > 0
+
+
+def test_never_more_tokens_than_asked_for() -> None:
+    model, given = agreeing(), prompts(14, 40)
+    whole = texts(Engine(model, slots=8).generate(given, Sampling(max_new_tokens=14, ignore_end=True)))
+    asked = [Sampling(max_new_tokens=1 + i, ignore_end=True) for i in range(14)]
+    for draft in ("lookup", "member:e1"):
+        found = Engine(model, slots=8, speculation=Speculation(draft, 8, **ALWAYS)).generate(given, asked)
+        assert texts(found) == [text[: 1 + i] for i, text in enumerate(whole)]
+        assert all(r.finish_reason == "length" and len(r.logprobs) == len(r.tokens) for r in found)
+
+
+def test_a_draft_never_runs_past_the_context() -> None:
+    model, given = agreeing(), prompts(3, 20)
+    length = max(map(len, given)) + 10
+    asked = Sampling(max_new_tokens=10, ignore_end=True)
+    engine = Engine(model, slots=3, context=length, speculation=Speculation("member:base", 8, **ALWAYS))
+    assert texts(engine.generate(given, asked)) == texts(Engine(model, slots=3).generate(given, asked))
+
+
+def test_cancel_in_the_middle_leaves_the_others_alone() -> None:
+    model, given = agreeing(), prompts(6, 40)
+    asked = Sampling(max_new_tokens=24, ignore_end=True)
+    expected = texts(Engine(model, slots=4).generate(given, asked))
+    engine = Engine(model, slots=4, speculation=Speculation("member:base", 4, **ALWAYS))
+    requests = [engine.submit(prompt, asked) for prompt in given]
+    for _ in range(2):
+        engine.step()
+    gone = requests[1]
+    assert 0 < len(gone.tokens) < 24
+    engine.cancel(gone)
+    kept = list(gone.tokens)
+    while engine.busy:
+        assert len(arrived := engine.step()) == len({*arrived})
+    assert gone.finish_reason == "cancelled"
+    assert gone.tokens == kept == expected[1][: len(kept)]
+    assert [r.tokens for r in requests if r is not gone] == [t for i, t in enumerate(expected) if i != 1]
+
+
+def p_value(model: Any, engine: Engine, prompt: list[int], length: int, draws: int) -> float:
+    """Of the texts drawn, given the probability of every text by the reference model."""
+    every = list(itertools.product(range(4), repeat=length))
+    rows = torch.tensor([[*prompt, *text] for text in every])
+    with torch.no_grad():
+        logp_NTV = model(rows, use_cache=False).logits[:, len(prompt) - 1 : -1]
+    chance_N = logp_NTV.gather(-1, rows[:, len(prompt) :, None])[..., 0].sum(1).double().exp()
+    assert abs(float(chance_N.sum()) - 1) < 1e-5
+    asked = [Sampling(max_new_tokens=length, temperature=1.0, seed=seed) for seed in range(draws)]
+    drawn = Counter(tuple(r.tokens) for r in engine.generate([prompt] * draws, asked))
+    return chi_square_p_value(torch.tensor([float(drawn[text]) for text in every]), chance_N.float())
+
+
+@pytest.mark.parametrize("draft", ["lookup", "member:base"])
+def test_sampled_texts_have_the_composed_distribution(draft: str) -> None:
+    model, prompt = tiny(), [0, 1, 2, 3, 0, 1, 2]
+    engine = Engine(model, slots=8, speculation=Speculation(draft, 2, **ALWAYS))
+    assert p_value(model, engine, prompt, 3, 1000) > 1e-3
+    assert engine.speculator is not None
+    assert engine.speculator.accepted > 50
+    if draft == "lookup":  # a member's draft is drawn with the text's own noise, so little of the bias would show
+        replace_verification(engine, Biased)
+        assert p_value(model, engine, prompt, 3, 1000) < 1e-9
+
+
+def test_the_command(cli: Any, members_dir: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"base: {members_dir / 'base'}\nexperts: {{math: {members_dir / 'math'}}}\n")
+    asked = ("generate", recipe, "abcabcab", "--max-new-tokens", 20)
+    plain = cli(*asked)
+    for draft in ("lookup", "member:math"):
+        assert cli(*asked, "--speculate", draft) == plain
+    for wrong, said in (
+        (("members",), "expected draft='lookup' or 'member:NAME'; got 'members'"),
+        (("member:maths",), "no member 'maths' to draft; did you mean 'math'?"),
+        (("lookup", "--engine", "reference"), "leave out --speculate or --engine reference"),
+        (("lookup", "--trace"), "leave out --speculate or --trace"),
+    ):
+        ran = cli(*asked, "--speculate", *wrong)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err.replace("\n", " ")
+
+
+def test_memory_that_runs_out_while_verifying_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = agreeing(), prompts(3, 30)
+    asked = Sampling(max_new_tokens=10, ignore_end=True)
+    engine = Engine(model, slots=3, speculation=Speculation("member:base", 4, **ALWAYS))
+    plain = Verification.verify
+
+    def small(self: Verification, rows: int, *rest: Any) -> None:
+        if rows > 2:
+            raise torch.OutOfMemoryError(f"{rows} rows")
+        plain(self, rows, *rest)
+
+    monkeypatch.setattr(Verification, "verify", small)
+    found = engine.generate(given, asked)
+    assert [r.finish_reason for r in found] == ["length", "length", "error"]
+    assert texts(found[:2]) == texts(Engine(model, slots=2).generate(given[:2], asked))
+
+
+def test_refuses_what_it_cannot_draft_with() -> None:
+    with pytest.raises(EngineError, match="'lookup' or 'member:NAME'"):
+        Speculation("members")
+    with pytest.raises(EngineError, match="1 to 64"):
+        Speculation(longest=0)
+    with pytest.raises(EngineError, match="no member 'e' to draft; did you mean 'e1'"):
+        Engine(agreeing(), speculation=Speculation("member:e"))

@@ -1,0 +1,48 @@
+"""Prompts are read once, and the request is made to fit them where it may be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessellm.errors import PromptError
+from tessellm.text.prompts import encode_prompts
+from tessellm.text.requests import Request
+from tessellm.text.writer import generate_texts
+
+
+class Counting:
+    """A tokenizer that notes every text it is given."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.read = tokenizer, []
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.read.append(text)
+        return self.tokenizer(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_a_request_that_fits_itself_reads_each_prompt_once(
+    composed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    model = composed[0]
+    counting = Counting(model.tokenizer)
+    monkeypatch.setattr(model, "tokenizer", counting)
+    prompts = ["a" * 100, "b" * (model.config.max_position_embeddings - 5)]
+    written = list(generate_texts(model, prompts, Request(fit=True), engine=engine))
+    assert counting.read == prompts
+    assert max(each.tokens for each in written) <= 5
+
+
+def test_fewer_tokens_only_where_there_is_no_room_and_only_if_wished(composed: tuple[Any, Path]) -> None:
+    model = composed[0]
+    limit = model.config.max_position_embeddings
+    for length, new in ((4, 60), (limit - 20, 20), (limit - 1, 1)):
+        assert encode_prompts(model, ["a" * length], Request(60, fit=True))[1].max_new_tokens == new
+    for length, fit in ((limit - 20, False), (limit, True)):
+        with pytest.raises(PromptError, match=f"has {length} tokens and up to"):
+            encode_prompts(model, ["a" * length], Request(60, fit=fit))
