@@ -70,9 +70,13 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, log: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[Running]:
-    """A server on that composition, on any free port."""
+def serving(
+    folder: Path, log: Path, *options: str, env: dict[str, str] | None = None, descriptors: int | None = None
+) -> Iterator[Running]:
+    """A server on that composition, on any free port; with no more than so many descriptors."""
     command = [sys.executable, "-m", "tessellm.cli", "serve", str(folder), "--port", "0", *options]
+    if descriptors is not None:
+        command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables)

@@ -65,5 +65,9 @@ def too_slow(seconds: float) -> Refusal:
     return Refusal(504, message, None, "timeout", "server_error")
 
 
+def slow_request(part: str, seconds: float) -> Refusal:
+    return Refusal(408, f"the {part} of the request did not come within {seconds:g} s", None, "request_timeout")
+
+
 def broken(message: str) -> Refusal:
     return Refusal(500, message, None, "generation_failed", "server_error")

@@ -6,57 +6,36 @@ import gc
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import EngineError, require
+from .limits import limits_of_process
 from .settings import Settings
-
-if TYPE_CHECKING:
-    from .scheduler import Scheduler
-
-BACKLOG = 2048  # connections that wait to be accepted
-KEPT_SECONDS = 75  # of an idle connection: more than clients wait, so that none is closed as it is used again
 
 
 def serve(load: Callable[[], Any], name: str, settings: Settings, tell: Callable[[str], None]) -> None:
     """Listen, load, serve until told to stop; then finish what was accepted. `load` makes the composition."""
-    uvicorn, _ = require("uvicorn", "serve"), require("fastapi", "serve")
+    require("uvicorn", "serve"), require("fastapi", "serve")
     with bound(settings) as listening:
         from .app import make_app
+        from .draining import DrainingServer
         from .service import Service
 
         logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.WARNING)
         logging.getLogger("tessellm.serve").setLevel(logging.INFO)
+        limits = limits_of_process()
         service = Service(load(), name, settings)
-        app = make_app(service)
+        server = DrainingServer(make_app(service), service.scheduler, settings, limits)
         gc.collect()
         gc.freeze()  # what was loaded stays: looking through it for garbage would hold everyone up for half a second
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-            timeout_graceful_shutdown=settings.last_resort_seconds, timeout_keep_alive=KEPT_SECONDS,
-            h11_max_incomplete_event_size=1 << 16, ws="none",
-        )  # fmt: skip
-        server = uvicorn.Server(config)
-        server.shutdown = draining(server.shutdown, service.scheduler, settings)
         with told_if_taken(settings):
-            listening.listen(BACKLOG)
+            listening.listen()
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))  # uvicorn's own raises it again
         tell(address(listening, settings))
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-
-
-def draining(shut_down: Any, scheduler: Scheduler, settings: Settings) -> Any:
-    """Before the server waits for what it accepted: say until when."""
-
-    async def shutdown(sockets: Any = None) -> None:
-        scheduler.end = time.monotonic() + settings.drain_seconds
-        await shut_down(sockets)
-
-    return shutdown
 
 
 def bound(settings: Settings) -> socket.socket:
