@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import openai
 import pytest
 
 from tessellm.serve.guard import _host
+from tessellm.serve.settings import Settings
 
-from servers import PATIENCE, Running
+from servers import PATIENCE, Running, serving
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 SMALL = {"model": "tiny", "prompt": "a", "max_tokens": 2}
@@ -135,6 +137,37 @@ def test_hosts(header: str, host: str) -> None:
     assert _host(header.encode()) == host
 
 
+def test_names_that_a_page_elsewhere_could_rebind_are_refused() -> None:
+    own = socket.gethostname().lower()
+    for host, allowed, refused in [
+        ("127.0.0.1", ["localhost", "127.0.0.1", "::1"], ["rebound.example", "192.0.2.1", own + "x", ""]),
+        ("127.0.0.2", ["localhost", "127.0.0.2"], ["rebound.example", "192.0.2.1"]),
+        ("0.0.0.0", ["localhost", "192.0.2.1", "2001:db8::1", own, ""], ["rebound.example", "192.0.2.1.example"]),
+        ("Box.example", ["box.example", "192.0.2.1"], ["rebound.example"]),
+    ]:
+        settings = Settings(host=host)
+        assert settings.local == host.startswith("127.")
+        assert [name for name in allowed if not settings.answers_to(name)] == []
+        assert [name for name in refused if settings.answers_to(name)] == []
+        assert Settings(host=host, allowed_hosts=("rebound.example",)).answers_to("rebound.example")
+        assert Settings(host=host, allowed_hosts=("*",)).answers_to("anything.example")
+
+
+def test_hosts_are_checked_wherever_it_listens(composed: tuple[Any, Path], tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with serving(composed[1], log, "--host", "0.0.0.0", "--allowed-host", "proxy.example", "--slots", "1") as server:
+        for host, status in {"rebound.example": 421, "proxy.example:80": 200, "192.0.2.1:8000": 200}.items():
+            assert server.get("/v1/models", headers={"host": host}).status_code == status
+        told = server.get("/health", headers={"host": "rebound.example"}).json()["error"]["message"]
+        assert "--allowed-host" in told
+
+
+def test_head_is_get_without_a_body(server: Running) -> None:
+    for path, status in {"/health": 200, "/ready": 200, "/": 200, "/v1/models": 200, "/v1/completions": 405}.items():
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (status, b"")
+
+
 @pytest.mark.parametrize(
     "path", ["/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/models/..%2f..%2fx"]
 )
@@ -170,6 +203,15 @@ def test_bad_options_are_refused(cli: Any, composed: tuple[Any, Path], tmp_path:
         ran = cli("serve", composed[1], "--port", "0", *options)
         assert ran.code == 2, options
         assert message in ran.err
+
+
+def test_an_empty_key_in_the_environment_lets_nobody_in_by_accident(
+    cli: Any, composed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("", " \n"):
+        monkeypatch.setenv("TESSELLM_API_KEY", key)
+        ran = cli("serve", composed[1], "--port", "0")
+        assert (ran.code, "the API key is empty" in ran.err, "TESSELLM_API_KEY" in ran.err) == (2, True, True)
 
 
 def test_a_wrong_model_is_told_in_a_sentence(cli: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import typer
 from ..errors import RecipeError
 from .shared import Device, Dtype, ModelPath, as_option, err, load, on_command_line, out
 
+KEY = "TESSELLM_API_KEY"
 OURS = {  # options of our own engine: what to give vLLM instead, after --
     "slots": "--max-num-seqs",
     "context": "--max-model-len",
@@ -18,6 +20,7 @@ OURS = {  # options of our own engine: what to give vLLM instead, after --
     "queue": None,
     "timeout": None,
     "drain_timeout": None,
+    "allowed_host": None,
     "log_prompts": "--enable-log-requests",
 }
 
@@ -37,11 +40,17 @@ def serve(
     ] = "tessellm",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="TESSELLM_API_KEY", help="Let in only who has it.", show_default=False)
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar=KEY, help="Let in only who has it.", show_default=False)] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="The same, from a file that holds nothing else.", show_default=False)
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that requests may be for, beside those of this machine, such as a proxy's; * is any. May be "
+            "given several times.",
+            show_default=False,
+        ),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
     context: Annotated[int | None, typer.Option(min=2, help="Tokens a slot holds; the members', up to 4096.")] = None,
@@ -56,7 +65,7 @@ def serve(
 
     Example: tessellm serve out --port 8000
     """
-    api_key = _key_in(api_key_file) if api_key_file else api_key
+    api_key = _key(api_key, api_key_file)
     if engine == "vllm":
         from ..vllm.server import serve as serve_with_vllm
 
@@ -69,8 +78,9 @@ def serve(
     from ..serve.settings import Settings
 
     settings = Settings(
-        host=host, port=port, api_key=api_key, slots=slots, context=context, queue=queue, seconds=timeout,
-        drain_seconds=drain_timeout, log_prompts=log_prompts, reference=engine == "reference",
+        host=host, port=port, api_key=api_key, allowed_hosts=tuple(allowed_host or ()), slots=slots, context=context,
+        queue=queue, seconds=timeout, drain_seconds=drain_timeout, log_prompts=log_prompts,
+        reference=engine == "reference",
     )  # fmt: skip
     if not settings.local and not api_key:
         err.print(f"note: anyone who reaches {host} may use this server; --api-key lets in only who has the key")
@@ -78,6 +88,11 @@ def serve(
     serve_here(
         lambda: load(model, device, dtype), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True)
     )
+
+
+def _key(given: str | None, file: Path | None) -> str | None:
+    """The key; an empty variable is passed on as such, to be refused: typer takes it for none at all."""
+    return _key_in(file) if file else given if given is not None else os.environ.get(KEY)
 
 
 def _key_in(file: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from .refusals import Refusal
-from .settings import LOOPBACK, Settings
+from .settings import Settings
 
 OPEN = frozenset({"/", "/play.js", "/play.css", "/health", "/ready"})  # without a key: nothing of the model is there
 CSP = (
@@ -51,11 +51,15 @@ class Guard:
         except Refusal as refusal:
             await _refuse(refusal, answer)
             return
+        if scope["method"] == "HEAD":  # the same as GET, of which the connection leaves out the body
+            scope = {**scope, "method": "GET"}
         await self.app(scope, self._limited(receive), answer)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self.settings.local and _host(headers.get(b"host", b"")) not in LOOPBACK:
-            raise Refusal(421, "this server is for this machine alone; ask for localhost", None, "wrong_host")
+        host = _host(headers.get(b"host", b""))
+        if not self.settings.answers_to(host):
+            message = f"this server does not answer to the host {host!r}; start it with --allowed-host to add a name"
+            raise Refusal(421, message, None, "wrong_host")
         if self.digest is not None and path not in OPEN:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             right = hmac.compare_digest(_digest(key.strip()), self.digest)

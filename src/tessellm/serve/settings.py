@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import socket
 from dataclasses import dataclass
 
 from ..errors import RecipeError
@@ -18,6 +20,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    allowed_hosts: tuple[str, ...] = ()  # names in the header Host, beside those of this machine; * is any
     slots: int = 16  # requests that run at once
     context: int | None = None  # tokens a slot holds
     queue: int = 256  # requests that may wait; more are told to come back
@@ -38,7 +41,7 @@ class Settings:
         if self.queue < 0:
             raise RecipeError(f"expected at least 0 for queue; got {self.queue}")
         if self.api_key is not None and not self.api_key.strip():
-            raise RecipeError("the API key is empty; leave it out to let everyone in")
+            raise RecipeError("the API key is empty; leave it out (unset TESSELLM_API_KEY) to let everyone in")
 
     @property
     def last_resort_seconds(self) -> int | None:
@@ -47,4 +50,27 @@ class Settings:
 
     @property
     def local(self) -> bool:
-        return self.host in LOOPBACK
+        """Whether only this machine can reach the server."""
+        address = _address(self.host)
+        return self.host in LOOPBACK or (address is not None and address.is_loopback)
+
+    def answers_to(self, name: str) -> bool:
+        """Whether a request may name this host. A page of another site can rebind a name of its own to this machine,
+        but not an address: so where other machines may ask any address or none will do, and of names those we know."""
+        known = {name.lower() for name in (*LOOPBACK, self.host, *self.allowed_hosts)}
+        if name in known or "*" in known:
+            return True
+        return not self.local and (not name or _address(name) is not None or name in _own_names())
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _own_names() -> set[str]:
+    """What this machine is called, with and without its domain."""
+    name = socket.gethostname().lower()
+    return {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
