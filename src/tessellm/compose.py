@@ -33,10 +33,10 @@ def compose(
 ) -> ComposedForCausalLM:
     """Compose language models that share a base into one model.
 
-    A member is a hub id, a local folder, the folder of a PEFT adapter, a loaded model, or a mapping with `source` and
-    any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping with
-    `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `termination` says
-    who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
+    A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
+    `source` and any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping
+    with `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `termination`
+    says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
     placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
     given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
     how members are loaded.
@@ -178,7 +178,7 @@ def describe(member: Member, end_ids: Sequence[int]) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": member.name, "kind": kind, "weight": float(member.spec.weight)}
     entry["end_ids"] = list(end_ids)
     if member.source is not None:
-        entry["source"] = member.source.hub_id or str(member.source.directory)
+        entry["source"] = member.source.name
         entry["revision"] = member.source.revision
     return entry
 

@@ -129,7 +129,7 @@ def test_paths_that_are_no_members(tmp_path: Path) -> None:
     assert "there is no folder" in refusal(tmp_path / "nowhere")
     assert "there is no folder ./nowhere" in refusal("./nowhere")
     assert "there is no folder a/b/c" in refusal("a/b/c")
-    assert f"but {file} is a file" in refusal(file)
+    assert f"but {file} is another file" in refusal(file)
     assert "has no revision 'main'" in refusal(tmp_path, revision="main")
 
 

@@ -19,7 +19,7 @@ def link(member: Member, target: Path) -> dict[str, Any]:
             f"member {member.name!r} was given as a loaded model, so there is nothing to link to. Save with "
             "self_contained=True, or compose from folders"
         )
-    if target.resolve() in member.source.directory.parents:
+    if target.resolve() in member.source.path.parents:
         raise CheckpointError(
             f"member {member.name!r} is inside {target}, which would be replaced by a link to it. Save self-contained, "
             "or to another folder"
@@ -30,10 +30,12 @@ def link(member: Member, target: Path) -> dict[str, Any]:
     if member.spec.quantization is not None:
         entry["quantization"] = member.spec.quantization
     if member.source.hub_id is not None:
-        return {"source": member.source.hub_id, "revision": member.source.revision, **entry}
-    stamped = telling_files(member.source.directory, sources.weight_files(member.source.directory))
-    path = Path(os.path.relpath(member.source.directory, target.resolve())).as_posix()
-    return {"source": path if path.startswith(".") else f"./{path}", "stamp": vars(Stamp.of(stamped)), **entry}
+        return {"source": member.source.name, "revision": member.source.revision, **entry}
+    entry["stamp"] = vars(Stamp.of(telling_files(member.source)))
+    if member.source.package is not None:
+        return {"source": member.source.name, **entry}
+    path = Path(os.path.relpath(member.source.path, target.resolve())).as_posix()
+    return {"source": path if path.startswith(".") else f"./{path}", **entry}
 
 
 def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
@@ -42,8 +44,9 @@ def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> Me
     if not source:
         raise CheckpointError(f"{folder / 'config.json'} does not say where member {name!r} is")
     as_saved = loading.dtype in (None, "auto")
+    is_here = source.startswith((".", sources.PACKAGE))
     return MemberSpec(
-        str(_linked_folder(entry, folder)) if source.startswith(".") else source,
+        _linked_source(entry, folder) if is_here else source,
         weight=entry["weight"],
         revision=entry.get("revision"),
         dtype=entry.get("dtype") if as_saved else None,
@@ -52,16 +55,20 @@ def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> Me
     )
 
 
-def _linked_folder(entry: Mapping[str, Any], folder: Path) -> Path:
-    name, path = entry["name"], Path(os.path.normpath(folder / entry["source"]))
-    if not path.is_dir():
+def _linked_source(entry: Mapping[str, Any], folder: Path) -> str:
+    name, place = entry["name"], entry["source"]
+    if place.startswith("."):
+        place = os.path.normpath(folder / place)
+        if not Path(place).exists():
+            raise CheckpointError(
+                f"member {name!r} is missing: {folder} links to {place}, which is not there. Move it back, or compose "
+                "again"
+            )
+    source = sources.find(place, f"member {name!r}")
+    sources.check(source, f"member {name!r}")
+    if "stamp" in entry and not Stamp(**entry["stamp"]).matches(telling_files(source)):
         raise CheckpointError(
-            f"member {name!r} is missing: {folder} links to {path}, which is not there. Move it back, or compose again"
-        )
-    weights = sources.check_files(path, f"member {name!r}")
-    if "stamp" in entry and not Stamp(**entry["stamp"]).matches(telling_files(path, weights)):
-        raise CheckpointError(
-            f"member {name!r} has changed since it was composed: {path} holds other weights or another config. "
+            f"member {name!r} has changed since it was composed: {source.path} holds other weights or another config. "
             "Compose again to take them"
         )
-    return path
+    return place

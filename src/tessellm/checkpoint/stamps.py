@@ -27,7 +27,9 @@ class Stamp:
         return self.files == self.quick(files) or self.sha256 == sources.digest(files)
 
 
-def telling_files(directory: Path, weights: list[Path]) -> list[Path]:
+def telling_files(source: sources.Source) -> list[Path]:
     """The files that make a member what it is: its weights, and how they are to be read."""
-    configs = (directory / name for name in ("config.json", "adapter_config.json"))
-    return [*weights, *(path for path in configs if path.is_file())]
+    if source.file is not None:
+        return [source.path]
+    configs = (source.directory / name for name in ("config.json", "adapter_config.json"))
+    return [*sources.weight_files(source.directory), *(path for path in configs if path.is_file())]

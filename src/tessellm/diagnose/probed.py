@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from ..errors import MemberError
 from ..load import load_model
-from ..members import Loading, dtype_of, load_tokenizer, sources
+from ..members import Loading, MemberSpec, dtype_of, load_member, load_tokenizer, sources
 from ..members.load import UNLOADABLE
 
 
@@ -25,6 +25,9 @@ def load_any(path: str, device: str | None = None, dtype: str | None = None) -> 
     if config.get("model_type") == "tessellm":
         model = load_model(path, device, dtype)
         return model, model.tokenizer
+    if source.file is not None:
+        member = load_member("model", MemberSpec(source.path, dtype=dtype, device=device), None, Loading())
+        return member.model, member.tokenizer
     sources.check_files(source.directory, "the model")
     if source.is_adapter:
         raise MemberError(f"{path} is an adapter. Put it and its base into a recipe, and probe that")

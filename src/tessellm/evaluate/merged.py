@@ -58,7 +58,7 @@ class Merged:
         return self.folder / (method if strength is None else f"{method}-{strength:g}")
 
     def _checkpoint(self, member: Member) -> str:
-        if member.source is not None and not member.source.is_adapter:
+        if member.source is not None and member.source.file is None and not member.source.is_adapter:
             return str(member.source.directory)
         target = self.folder / "members" / member.name
         if not target.is_dir():

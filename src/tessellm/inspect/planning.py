@@ -18,14 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from ..checkpoint import read_config
 from ..checkpoint.links import saved_member
 from ..compose import rule_entry
 from ..errors import MemberError, RecipeError, nearest
-from ..members import Loading
-from ..members.sources import Source, check_files, find
+from ..members import Loading, load_config
+from ..members.gguf_files import count_parameters
+from ..members.sources import Source, check, find
 from ..recipe import read_recipe
 from ..rules import plain_rule
 
@@ -224,11 +223,10 @@ def _from_recipe(path: Path) -> tuple[dict[str, tuple[Source, str]], Any]:
 def _member_size(
     name: str, source: Source, kind: str, base: MemberSize | None, base_source: Source, dtype: str | None
 ) -> MemberSize:
-    files = check_files(source.directory, f"member {name!r}")
-    parameters, weight_bytes = _count(files, dtype)
+    parameters, weight_bytes = _count(source, check(source, f"member {name!r}"), dtype)
     if kind == "full" and source.is_adapter and base is not None:  # merged into a model of its own when loaded
         parameters, weight_bytes = base.parameters, base.weight_bytes
-    config = AutoConfig.from_pretrained(base_source.directory if source.is_adapter else source.directory)
+    config = load_config(base_source if source.is_adapter else source)
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None)
     if not heads:
@@ -241,8 +239,11 @@ def _member_size(
     return MemberSize(name, kind, parameters, weight_bytes, values, *sizes)
 
 
-def _count(files: Sequence[Path], dtype: str | None) -> tuple[int, int]:
-    """Numbers and bytes in safetensors files, from their headers."""
+def _count(source: Source, files: Sequence[Path], dtype: str | None) -> tuple[int, int]:
+    """Numbers and bytes of a member's weights once they are loaded, from the headers of its files."""
+    if source.file is not None:  # dequantised when loaded
+        numbers = count_parameters(source.path)
+        return numbers, numbers * DTYPES[dtype or "float32"]
     numbers = total = 0
     for file in files:
         with file.open("rb") as stream:

@@ -1,6 +1,6 @@
 """Members: the base and the experts, loaded from wherever they are. Knows no rules, nor how members are composed."""
 
-from .load import load_member, load_tokenizer
+from .load import load_config, load_member, load_tokenizer
 from .spec import Loading, Member, MemberSpec, check_name, dtype_of
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "MemberSpec",
     "check_name",
     "dtype_of",
+    "load_config",
     "load_member",
     "load_tokenizer",
 ]

@@ -9,6 +9,7 @@ that nothing leaks into the base. PEFT does the adapters themselves.
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -24,6 +25,7 @@ from . import sources
 from .quantized import check_readable, shared_state
 
 PREFIX = "base_model.model."
+GGUF_OF = re.compile(r"[.-](i?q\d\w*|b?f\d+)\.gguf$|\.gguf$")  # what a GGUF file's name adds to its model's
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")  # of LoRA; others (pissa, olora, …) change the base
 
 
@@ -211,15 +213,17 @@ def _check_base(
     base_source: sources.Source | None,
 ) -> str | None:
     """Refuse an adapter that was surely trained on another base; a note where that cannot be told."""
-    ours = str(base_source.hub_id or base_source.directory) if base_source else base.name_or_path
+    ours = base_source.name if base_source else base.name_or_path
     if not trained_on or not ours or trained_on == ours:
         return None
     theirs = Path(source.directory / trained_on if trained_on.startswith(".") else trained_on).expanduser()
-    folder = base_source.directory if base_source else Path(ours)
-    if theirs.is_dir() and folder.is_dir():
-        if theirs.resolve() == folder.resolve() or _same_weights(theirs, folder):
+    folder = base_source.path if base_source else Path(ours)
+    if sources.exists(theirs) and theirs.resolve() == folder.resolve():
+        return None
+    if sources.exists(theirs) and theirs.is_dir() and folder.is_dir():
+        if _same_weights(theirs, folder):
             return None
-    elif Path(trained_on).name == Path(ours).name:  # google/gemma-2-2b, and a folder gemma-2-2b
+    elif _same_name(trained_on, ours):
         return None
     elif not (_is_hub_id(trained_on) and _is_hub_id(ours)):
         return f"{name}: the adapter says it was trained on {trained_on}; whether that is this base cannot be told"
@@ -229,9 +233,15 @@ def _check_base(
     )
 
 
+def _same_name(trained_on: str, ours: str) -> bool:
+    """google/gemma-2-2b and a folder gemma-2-2b, or a file gemma-2-2b.Q4_1.gguf or gemma-2-2b-f16.gguf made of it."""
+    wanted, found = Path(trained_on).name.lower(), Path(ours).name.lower()
+    return found == wanted or GGUF_OF.sub("", found) == wanted
+
+
 def _same_weights(left: Path, right: Path) -> bool:
     return sources.digest(sources.weight_files(left.resolve())) == sources.digest(sources.weight_files(right.resolve()))
 
 
 def _is_hub_id(name: str) -> bool:
-    return sources.HUB_ID.match(name) is not None and not Path(name).is_dir()
+    return sources.HUB_ID.match(name) is not None and not sources.exists(Path(name))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import MemberError
-from . import adapters, sources
+from . import adapters, gguf_files, sources
 from .quantized import quantization_config
 from .sources import Source
 from .spec import Loading, Member, MemberSpec, dtype_of
@@ -46,6 +48,8 @@ def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Load
     if isinstance(spec.source, nn.Module):
         return _take_loaded(name, spec, spec.source, base)
     source = sources.find(spec.source, f"member {name!r}", spec.revision, **loading.download_options())
+    if source.file is not None:
+        return _load_gguf(name, spec, source, loading)
     sources.check_files(source.directory, f"member {name!r}")
     if not source.is_adapter:
         model = _load_full(name, spec, source, loading)
@@ -95,30 +99,62 @@ def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -
     return Member(name, adapters.without_adapters(model, name), spec, None)
 
 
+def _load_gguf(name: str, spec: MemberSpec, source: Source, loading: Loading) -> Member:
+    if spec.quantization is not None or loading.quantization_config is not None:
+        raise MemberError(
+            f"member {name!r} is a GGUF file, whose weights are dequantised when loaded; it cannot be quantized anew. "
+            "Leave quantization out, or give a folder of safetensors"
+        )
+    with gguf_files.read_once():
+        gguf_files.check(source.path, f"member {name!r}")
+        with _telling(name, source):
+            model, report = gguf_files.load_model(source.path, _options(spec, loading))
+            tokenizer = gguf_files.load_tokenizer(source.path)
+        note = gguf_files.describe_loaded(source.path, name, model.dtype)
+    return Member(name, _complete(name, model, report, source), spec, source, tokenizer=tokenizer, notes=(note,))
+
+
 def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) -> PreTrainedModel:
-    options: dict[str, Any] = {
-        "dtype": spec.dtype or loading.dtype,
-        "device_map": spec.device,
-        "attn_implementation": loading.attn_implementation,
-        "quantization_config": quantization_config(spec.quantization) or loading.quantization_config,
-    }
+    quantization = quantization_config(spec.quantization) or loading.quantization_config
     load: Any = AutoModelForCausalLM.from_pretrained
-    try:
+    with _telling(name, source):
         model, report = load(
             source.directory,
             use_safetensors=True,
             trust_remote_code=loading.trust_remote_code,
             output_loading_info=True,
-            **{key: value for key, value in options.items() if value is not None},
+            **_options(spec, loading),
+            **({} if quantization is None else {"quantization_config": quantization}),
         )
+    return _complete(name, model, report, source)
+
+
+def _options(spec: MemberSpec, loading: Loading) -> dict[str, Any]:
+    options = {
+        "dtype": spec.dtype or loading.dtype,
+        "device_map": spec.device,
+        "attn_implementation": loading.attn_implementation,
+    }
+    return {key: value for key, value in options.items() if value is not None}
+
+
+@contextmanager
+def _telling(name: str, source: Source) -> Iterator[None]:
+    """What transformers cannot load becomes one message that names the member."""
+    try:
+        yield
     except torch.OutOfMemoryError:
         raise
     except UNLOADABLE as error:
-        raise MemberError(f"member {name!r}: {source.directory} cannot be loaded: {_in_one_line(error)}") from error
+        raise MemberError(f"member {name!r}: {source.path} cannot be loaded: {_in_one_line(error)}") from error
+
+
+def _complete(name: str, model: Any, report: Any, source: Source) -> PreTrainedModel:
+    """The model, ready to run, after a check that every tensor of it was in the files."""
     missing = sorted(report["missing_keys"])
     if missing:
         raise MemberError(
-            f"member {name!r}: {source.directory} lacks {len(missing)} tensors of a {type(model).__name__}, "
+            f"member {name!r}: {source.path} lacks {len(missing)} tensors of a {type(model).__name__}, "
             f"first {missing[0]}"
         )
     return model.eval()
@@ -127,6 +163,11 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
 def _in_one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 400 else text[:400] + "…"
+
+
+def load_config(source: Source) -> Any:
+    """The config of a full member, from its files."""
+    return gguf_files.load_config(source.path) if source.file else AutoConfig.from_pretrained(source.directory)
 
 
 def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase | None:

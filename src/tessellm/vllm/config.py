@@ -107,6 +107,11 @@ def member_sources(config: reference.ComposedConfig, folder: Path) -> dict[str, 
                 "it loads; vLLM does not. Compose it without, or serve with --quantization fp8"
             )
         places[name] = find(str(spec.source), f"member {name!r}", spec.revision)
+        if places[name].file is not None:
+            raise MemberError(
+                f"member {name!r} is a GGUF file, which the vLLM plugin does not read inside a composition. Compose it "
+                "with --self-contained, which writes its weights as safetensors, and serve that"
+            )
         check_files(places[name].directory, f"member {name!r}")
     return places
 

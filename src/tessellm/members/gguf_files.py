@@ -1,0 +1,139 @@
+"""GGUF files, llama.cpp's format: weights, config and tokenizer in one file, made a plain model by transformers.
+
+Weights are dequantised when they are loaded: what comes out is a model like any other. Knows nothing of where a file
+came from. The package `gguf`, which the extra of that name brings, reads the file.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import modeling_gguf_pytorch_utils as conversion
+
+from ..errors import MemberError, require
+
+MAGIC = b"GGUF"
+DAMAGED = (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError)  # what the reader raises
+PLAIN = ("F32", "F16", "BF16", "F64")  # types of tensors that are no quantisation
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Parse each file once in here, quickly, and build the table of tensor names once per architecture.
+
+    transformers parses a file anew for its config, its tokenizer and its weights, and builds the table anew for every
+    module: for a model of 135 million parameters that is most of the time that loading takes.
+    """
+    gguf = require("gguf", "gguf")
+    if hasattr(gguf.GGUFReader, "cache_info"):  # inside another
+        yield
+        return
+    reader, names = functools.cache(_quick_reader(gguf.GGUFReader)), functools.cache(gguf.get_tensor_name_map)
+    with _replaced(gguf, GGUFReader=reader, get_tensor_name_map=names), _replaced(conversion, tqdm=_no_bar):
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, **changes: Any) -> Iterator[None]:
+    """Give attributes of a module other values for a while."""
+    before = {name: getattr(module, name) for name in changes}
+    vars(module).update(changes)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def _quick_reader(reader: Any) -> Any:
+    class QuickReader(reader):
+        """Reads fields through a plain array: numpy makes slices of a memory map several times slower."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+    return QuickReader
+
+
+def _no_bar(tensors: Iterable[Any], **_: Any) -> Iterable[Any]:
+    return tensors
+
+
+def check(file: Path, owner: str) -> None:
+    """Refuse a file that is no GGUF file, is cut off, or is one part of several."""
+    with file.open("rb") as stream:
+        if stream.read(4) != MAGIC:
+            raise MemberError(f"{owner}: {file} is not a GGUF file: it does not begin with the letters GGUF")
+    with read_once():
+        reader = _parse(file, owner)
+    field = reader.get_field("split.count")
+    parts = int(field.parts[-1][0]) if field is not None else 1
+    if parts > 1:
+        raise MemberError(
+            f"{owner}: {file} is one of {parts} parts of a model, and transformers reads whole files. Join them first: "
+            "llama-gguf-split --merge FIRST_PART JOINED.gguf"
+        )
+
+
+def _parse(file: Path, owner: str) -> Any:
+    gguf = require("gguf", "gguf")
+    try:
+        return gguf.GGUFReader(str(file))
+    except DAMAGED as error:
+        raise MemberError(f"{owner}: {file} is cut off or damaged. Copy or download it again") from error
+
+
+def load_model(file: Path, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The model with plain weights, and transformers' report of what was missing."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, report = load(file.parent, gguf_file=file.name, output_loading_info=True, **_dequantised(), **options)
+    for configured in (model.config, model.config.get_text_config(decoder=True)):
+        vars(configured).pop("quantization_config", None)
+    for left in ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_8bit", "is_loaded_in_4bit"):
+        vars(model).pop(left, None)
+    return model, report
+
+
+def _dequantised() -> dict[str, Any]:
+    """Ask for plain weights, where transformers would keep an architecture's in blocks."""
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": kind(dequantize=True)} if kind is not None else {}
+
+
+def load_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """The file's tokenizer. One without a padding token pads with its end token, which attention masks hide."""
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+    tokenizer.init_kwargs.pop("gguf_file", None)
+    return tokenizer
+
+
+def load_config(file: Path) -> Any:
+    """The config of the model in the file."""
+    with read_once():
+        return AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+
+
+def count_parameters(file: Path) -> int:
+    """Numbers in the file's tensors."""
+    with read_once():
+        return sum(int(tensor.n_elements) for tensor in _parse(file, "the member").tensors)
+
+
+def describe_loaded(file: Path, name: str, dtype: Any) -> str:
+    """Say what became of the file's weights, for the user."""
+    kinds = Counter(tensor.tensor_type.name for tensor in _parse(file, f"member {name!r}").tensors)
+    quantised = [kind for kind, _ in kinds.most_common() if kind not in PLAIN]
+    loaded = f"into plain {str(dtype).removeprefix('torch.')} modules"
+    if not quantised:
+        return f"{name}: {file.name} was loaded {loaded}"
+    return f"{name}: {file.name} holds quantised weights ({', '.join(quantised)}), dequantised {loaded}"
