@@ -23,9 +23,9 @@ from reference_overhead import RESULTS
 from tessellm.bench.loops import Loop
 from tessellm.bench.measure import random_prompts
 from tessellm.bench.models import random_composition
-from tessellm.evaluate.writer import Ask, Writer
+from tessellm.evaluate.writer import Ask, BlockWriter
 from tessellm.experiments.lab.claims import Claim, Result, at_least
-from tessellm.text.requests import Request
+from tessellm.text.options import TextOptions
 
 STOPS = ("Question:", "\nclass ", "\nif __name__")  # none is in the words below
 
@@ -60,9 +60,9 @@ def composition(size: Size) -> Any:
 
 def by_writer(model: Any, rows: list[list[int]], size: Size) -> dict[str, float]:
     """As evaluate does; making the engine counts."""
-    asks = [Ask(tuple(row), Request(size.new, stop=STOPS)) for row in rows]
+    asks = [Ask(tuple(row), TextOptions(size.new, stop=STOPS)) for row in rows]
     start = time.perf_counter()
-    tokens = sum(written.tokens for _, written in Writer(model, size.batch).write(asks))
+    tokens = sum(written.tokens for _, written in BlockWriter(model, size.batch).write(asks))
     return {"tokens": tokens, "seconds": time.perf_counter() - start}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tessellm.serve.texts import byte_letters
+from tessellm.text.stream import byte_letters
 
 
 def byte_level() -> PreTrainedTokenizerFast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 import tessellm
 from tessellm.commands.shared import readable_size
-from tessellm.text.stream import Streamer
 
 from conftest import CONTEXT, character_tokenizer, press_ctrl_c, told_to_end
 
@@ -140,18 +138,6 @@ def test_stop_texts(cli: Cli, out: Path, tmp_path: Path) -> None:
     both = json.loads((tmp_path / "b").read_text())
     assert both[0]["text"] == cut
     assert both[0]["tokens"] == result["tokens"]  # padding after the stop is not counted
-
-
-def test_what_may_become_a_stop_text_is_held_back() -> None:
-    shown = io.StringIO()
-    streamer = Streamer(character_tokenizer(), shown, ("STOP", "\n"))
-    seen = []
-    for piece in ("abcS", "TO", "x ST", "OP more", " and more"):
-        streamer.on_finalized_text(piece)
-        seen.append(shown.getvalue())
-    streamer.on_finalized_text("", stream_end=True)
-    assert seen == ["abc", "abc", "abcSTOx ", "abcSTOx ", "abcSTOx "]
-    assert shown.getvalue() == "abcSTOx \n"
 
 
 def test_sampling_is_reproducible_and_the_seed_matters(cli: Cli, out: Path) -> None:

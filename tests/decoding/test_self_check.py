@@ -15,8 +15,8 @@ from tessellm.decoding import self_check
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.errors import EngineError
-from tessellm.text.requests import Request
-from tessellm.text.writer import generate_texts
+from tessellm.text.generate import generate_texts
+from tessellm.text.options import TextOptions
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_member
 from decoding_cases import prompts, unexcused
@@ -146,7 +146,7 @@ def test_generate_falls_back_to_the_reference_and_says_so(tmp_path: Path, cli: A
 
 def test_settings_that_only_the_reference_knows_are_kept(members_dir: Path) -> None:
     model: Any = tessellm.compose(members_dir / "base", {"a": members_dir / "math"})
-    asked = Request(max_new_tokens=30)
+    asked = TextOptions(max_new_tokens=30)
     [plain] = generate_texts(model, ["abc"], asked)
     model.generation_config.repetition_penalty = 1.5
     notes: list[str] = []

@@ -10,7 +10,7 @@ import torch
 import tessellm
 from tessellm.diagnose.shown import LINES, PALETTE, colour, in_terminal, line_style, visible
 from tessellm.diagnose.speaking import Terminal, generate_traced
-from tessellm.text.requests import Request
+from tessellm.text.options import TextOptions
 
 from planted import HOSTILE, composition, hostile_tokenizer, prompts
 
@@ -77,7 +77,7 @@ def test_what_a_terminal_shows():
     model.tokenizer = hostile_tokenizer()
     stream = io.StringIO()
     terminal = Terminal(stream, model.config.member_names)
-    results = list(generate_traced(model, ["ab"], Request(max_new_tokens=8), 1, terminal))
+    results = list(generate_traced(model, ["ab"], TextOptions(max_new_tokens=8), 1, terminal))
     shown = stream.getvalue()
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -91,10 +91,10 @@ def test_what_a_terminal_shows():
 
 @pytest.mark.parametrize("stop", [(), ("e",)])
 def test_traced_generation_is_generation(stop):
-    from tessellm.text.writer import generate_texts
+    from tessellm.text.generate import generate_texts
 
     model = composition("three", "six", rule="evidence")
-    request = Request(max_new_tokens=12, stop=stop)
+    request = TextOptions(max_new_tokens=12, stop=stop)
     plain = list(generate_texts(model, ["ab", "cdef"], request))
     terminal = Terminal(io.StringIO(), model.config.member_names)
     traced = [result for result, _ in generate_traced(model, ["ab", "cdef"], request, 8, terminal)]

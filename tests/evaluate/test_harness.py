@@ -17,8 +17,8 @@ from tessellm.evaluate import writer
 from tessellm.evaluate.columns import alone
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.journal import Journal
-from tessellm.evaluate.writer import Ask, Writer
-from tessellm.text.requests import Request
+from tessellm.evaluate.writer import Ask, BlockWriter
+from tessellm.text.options import TextOptions
 
 from conftest import build_model, character_tokenizer, perturbed
 
@@ -113,8 +113,8 @@ def test_a_stop_text_ends_decoding(composed: Any) -> None:
 
 def test_a_prompt_that_fails_does_not_end_the_others(composed: Any) -> None:
 
-    asks = [Ask((), Request(4)), Ask((5, 6), Request(4)), Ask((5,) * 120, Request(64))]
-    written = dict(Writer(composed).write(asks))
+    asks = [Ask((), TextOptions(4)), Ask((5, 6), TextOptions(4)), Ask((5,) * 120, TextOptions(64))]
+    written = dict(BlockWriter(composed).write(asks))
     assert [written[number].finish_reason for number in range(3)] == ["error", "length", "error"]
     assert "120 + 64 tokens are more than the context, 128" in str(written[2].error)
 
@@ -146,14 +146,14 @@ def test_a_block_that_was_cut_short_is_written_again_whole(
 ) -> None:
     """What is computed together must not depend on what the journal holds, since rounding does depend on it."""
     monkeypatch.setattr(writer, "BLOCK", 2)
-    asks = [Ask((1, *range(5, 9 + n)), Request(max_new_tokens=4)) for n in range(7)]  # blocks of 4 and 3
+    asks = [Ask((1, *range(5, 9 + n)), TextOptions(max_new_tokens=4)) for n in range(7)]  # blocks of 4 and 3
     fed: list[tuple[int, ...]] = []
-    submit = Engine.submit
-    monkeypatch.setattr(Engine, "submit", lambda self, ids, *rest: fed.append(tuple(ids)) or submit(self, ids, *rest))
-    whole = dict(Writer(composed, batch_size=2, engine=engine).write(asks))
+    checked = Engine.checked
+    monkeypatch.setattr(Engine, "checked", lambda self, asked: fed.append(tuple(asked.prompt)) or checked(self, asked))
+    whole = dict(BlockWriter(composed, batch_size=2, engine=engine).write(asks))
     assert sorted(whole) == list(range(7))
     fed.clear()
-    part = dict(Writer(composed, batch_size=2, engine=engine).write(asks, wanted={5}))
+    part = dict(BlockWriter(composed, batch_size=2, engine=engine).write(asks, wanted={5}))
     assert part == {5: whole[5]}
     assert fed == ([ask.ids for ask in asks[4:]] if engine == "auto" else [])
 

@@ -13,10 +13,11 @@ import pytest
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
-from tessellm.serve.choices import Written
+from tessellm.serve.choices import RunningChoice
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.scheduler import Job, Scheduler
-from tessellm.serve.texts import Text
+from tessellm.text.stops import StopFinder
+from tessellm.text.stream import TextStream
 
 from decoding_cases import prompts
 
@@ -50,7 +51,7 @@ def slowed(engine: Engine, seconds: float) -> Engine:
 
 
 def asked(engine: Engine, text: list[int], new: int) -> Any:
-    return engine.checked(Request(text, Sampling(new, ignore_end=True)))
+    return engine.checked(Request(text, Sampling(new, ignore_end=True))), None
 
 
 async def whole(job: Job) -> tuple[list[int], str]:
@@ -118,6 +119,20 @@ def test_who_leaves_frees_the_slot_before_the_next_step(model: Any) -> None:
     run(engine, 1, work)
 
 
+def test_a_stop_text_ends_a_request_with_the_token_that_completes_it(model: Any) -> None:
+    (free,) = Engine(model, slots=1).generate([[5, 6]], Sampling(10, ignore_end=True))
+    stop = model.tokenizer.decode(free.tokens[3:5], skip_special_tokens=True)
+    engine = Engine(model, slots=1)
+
+    async def work(scheduler: Scheduler) -> None:
+        request, _ = asked(engine, [5, 6], 10)
+        (job,) = scheduler.submit([(request, StopFinder(model.tokenizer, [stop], request.prompt))], 60)
+        assert await whole(job) == (free.tokens[:5], "stop")
+        assert engine.in_slot == [None]
+
+    run(engine, 1, work)
+
+
 def test_time_runs_out_for_who_runs_and_who_waits(model: Any) -> None:
     engine = slowed(Engine(model, slots=1), 0.02)
 
@@ -143,7 +158,7 @@ def test_a_server_that_stops_tells_those_for_whom_there_is_no_time(model: Any) -
         await jobs[0].news.get()
         scheduler.end = time.monotonic() + 0.1
         for job in jobs:
-            written = Written(job, Text(model.tokenizer), frozenset(), 60)
+            written = RunningChoice(job, TextStream(model.tokenizer), frozenset(), 60)
             while (news := (await job.news.get())[1]).finish_reason is None:
                 written.read(news)
             with pytest.raises(Refusal, match="told to stop") as refused:

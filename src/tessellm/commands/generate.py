@@ -14,7 +14,7 @@ from rich.markup import escape
 from .shared import Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, write_json
 
 if TYPE_CHECKING:
-    from ..text.requests import Request
+    from ..text.options import TextOptions
 
 
 def generate(
@@ -53,24 +53,24 @@ def generate(
     Example: tessellm generate out "Write a function that" --trace
     """
     from ..errors import EngineError
+    from ..text.generate import generate_texts
     from ..text.inputs import read_prompts
-    from ..text.requests import Request
-    from ..text.writer import generate_texts
+    from ..text.options import TextOptions
 
     if trace and speculate is not None:
         raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
     asked = read_prompts(prompts or [], file)
     settings = (temperature, top_p, seed, tuple(stop or ()), chat, max_new_tokens is None)
-    request = Request(max_new_tokens or Request.max_new_tokens, *settings)
+    options = TextOptions(max_new_tokens or TextOptions.max_new_tokens, *settings)
     composition = load(model, device, dtype)
     if trace:
-        write_json(json_path, _traced(composition, asked, request, batch_size))
+        write_json(json_path, _traced(composition, asked, options, batch_size))
         return
     results = []
     for result in generate_texts(
         composition,
         asked,
-        request,
+        options,
         batch_size,
         stream=sys.stdout if len(asked) == 1 else None,
         engine=engine,
@@ -83,12 +83,12 @@ def generate(
     write_json(json_path, [asdict(result) for result in results])
 
 
-def _traced(composition: Any, asked: list[str], request: Request, batch_size: int) -> list[dict[str, Any]]:
+def _traced(composition: Any, asked: list[str], options: TextOptions, batch_size: int) -> list[dict[str, Any]]:
     from ..diagnose.speaking import Terminal, generate_traced
 
     terminal = Terminal(sys.stdout, composition.config.member_names)
     terminal.legend()
     results = []
-    for result, trace in generate_traced(composition, asked, request, batch_size, terminal):
+    for result, trace in generate_traced(composition, asked, options, batch_size, terminal):
         results.append(asdict(result) | {"trace": json.loads(trace.to_json())["tokens"]})
     return results

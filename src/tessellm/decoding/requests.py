@@ -32,7 +32,6 @@ class Request:
     first_token: float | None = None  # when it came
     slot: int | None = None
     fed: int = 0  # how much of the prompt is in the cache
-    searched: int = 0  # how many of its tokens were searched for stop texts
     asked: int = 0  # tokens that were asked of the device, some of them perhaps not yet here
     text: Any = None  # what drafts are looked up in
     chances: dict[int, Any] = field(default_factory=dict)  # how often drafts of each kind were right

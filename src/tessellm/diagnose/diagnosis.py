@@ -11,9 +11,9 @@ import torch
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
-from ..text.continuations import left_padded, settings_of
+from ..text.options import TextOptions
 from ..text.prompts import encode_examples, tokenizer_of
-from ..text.requests import Request
+from ..text.reference import left_padded, settings_of
 from .advice import Advice, advise
 from .certificate import Certificate, certificate
 from .interference import Interference, interference, rows_of
@@ -89,11 +89,11 @@ def diagnose(
         raise PromptError(f"expected a list of prompts; got {type(prompts).__name__}")
     given = [as_example(entry, f"prompt {number}") for number, entry in enumerate(prompts, 1)]
     examples, skipped = check_examples(model, given, max_new_tokens, skip_malformed)
-    request = Request(max_new_tokens=max_new_tokens, seed=seed, temperature=temperature)
+    options = TextOptions(max_new_tokens=max_new_tokens, seed=seed, temperature=temperature)
     torch.manual_seed(seed)
     traces: list[Trace] = []
     for part in batches(examples, batch_size):
-        traces += traced(model, part, request)
+        traces += traced(model, part, options)
         if progress is not None:
             progress(len(traces), len(examples))
     return conclude(model, examples, traces, skipped)
@@ -126,13 +126,13 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
     yield part
 
 
-def traced(model: ComposedForCausalLM, examples: Sequence[Example], request: Request) -> list[Trace]:
+def traced(model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions) -> list[Trace]:
     """One trace a text, without padding; the prompt's tokens are there but not scored."""
     if examples[0].text is None:
         rows = [tokenizer_of(model)(example.prompt)["input_ids"] for example in examples]
         starts = [len(row) for row in rows]
         ids_BT, mask_BT = left_padded(rows, model)
-        _, written = trace_generation(model, ids_BT, mask_BT, **settings_of(model, request))
+        _, written = trace_generation(model, ids_BT, mask_BT, **settings_of(model, options))
         mask_BT = torch.cat([mask_BT.bool().cpu(), written.scored[:, ids_BT.shape[1] :]], 1)
     else:
         encoded = encode_examples(model, [(example.prompt, example.text or "") for example in examples])

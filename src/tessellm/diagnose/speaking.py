@@ -10,11 +10,11 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from ..model import ComposedForCausalLM
-from ..text.continuations import reference_batches
+from ..text.generate import Generated, finished
+from ..text.options import TextOptions
 from ..text.prompts import encode_prompts, tokenizer_of
-from ..text.requests import Request
+from ..text.reference import reference_batches
 from ..text.stops import UNFINISHED
-from ..text.writer import Generated, finished
 from .recorder import Recorder
 from .shown import in_terminal, visible
 from .trace import Trace, generated
@@ -81,14 +81,14 @@ class OwnerStreamer(BaseStreamer):
 
 
 def generate_traced(
-    model: ComposedForCausalLM, prompts: Sequence[str], request: Request, batch_size: int, terminal: Terminal
+    model: ComposedForCausalLM, prompts: Sequence[str], options: TextOptions, batch_size: int, terminal: Terminal
 ) -> Iterator[tuple[Generated, Trace]]:
     """Continue every prompt and show who owns which token: one prompt while it is written, several, or a text that may
     end before a stop text, when they are done."""
-    live = len(prompts) == 1 and not request.stop
+    live = len(prompts) == 1 and not options.stop
     recorder = Recorder(model, last_only=True)
 
-    def options() -> dict[str, Any]:
+    def more() -> dict[str, Any]:
         nonlocal recorder
         recorder, cache = Recorder(model, last_only=True), model.new_cache()
         cache.observer = recorder
@@ -96,11 +96,11 @@ def generate_traced(
         return {"past_key_values": cache, "streamer": streamer}
 
     left = iter(prompts)
-    rows, request = encode_prompts(model, prompts, request)
-    for start, output_BT in reference_batches(model, rows, request, batch_size, options):
+    rows, options = encode_prompts(model, prompts, options)
+    for start, output_BT in reference_batches(model, rows, options, batch_size, more):
         trace = generated(model, recorder, output_BT, start)
         for number, prompt in zip(range(len(output_BT)), left, strict=False):
-            result = finished(model, prompt, output_BT[number, start:].tolist(), request)
+            result = finished(model, prompt, output_BT[number, start:].tolist(), options)
             one = trace.text(number, trace.scored[number])
             if not live:
                 show(result, one, terminal)

@@ -17,11 +17,11 @@ from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
 
 from ..errors import GenerationError
 from ..model import ComposedForCausalLM
+from ..text.options import TextOptions
 from ..text.prompts import tokenizer_of
-from ..text.requests import Request
 from .journal import Journal, key_of
 from .scoring import Score, score
-from .writer import Ask, Writer, Written
+from .writer import Ask, BlockWriter, Written
 
 LONGEST = 2048  # tokens, where the members do not say; as lm-eval
 BLOCK = 4  # batches that are scored together and then noted
@@ -44,7 +44,7 @@ class ComposedLM(TemplateLM):
         super().__init__()
         self.model, self.batch_size, self.max_gen_toks, self.progress = model, batch_size, max_gen_toks, progress
         self.tokenizer: Any = tokenizer_of(model)
-        self.writer = Writer(model, batch_size, engine, note)
+        self.writer = BlockWriter(model, batch_size, engine, note)
         self.journal = journal if journal is not None else Journal()
         self._device = model.device
 
@@ -149,13 +149,13 @@ class ComposedLM(TemplateLM):
             )
         end = self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)
         stops = tuple(stop for stop in (*settings["until"], end) if stop)
-        request = Request(
+        options = TextOptions(
             settings["max_gen_toks"],
             settings["temperature"],
             settings.get("top_p", 1.0),
             stop=tuple(dict.fromkeys(stops)),
         )
-        return Ask(tuple(self.tok_encode(prompt)[-room:]), request)
+        return Ask(tuple(self.tok_encode(prompt)[-room:]), options)
 
 
 def _written(entry: dict[str, Any]) -> Written:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
-from ..text.continuations import left_padded
+from ..text.reference import left_padded
 
 LOGITS = 1 << 28  # log-probabilities that one batch may hold
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..text.stream import TextStream, Token
 from .refusals import Refusal, broken, too_slow, unavailable
 from .scheduler import Job, News, Scheduler
-from .texts import Text, Token
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Text that is certain, the tokens that end in it, and whether it is the last."""
 
     text: str
@@ -21,22 +21,16 @@ class Piece:
 
 
 @dataclass
-class Written:
+class RunningChoice:
     """A choice: its job and the text that comes of it."""
 
     job: Job
-    text: Text
+    text: TextStream
     ends: frozenset[int]
     seconds: float
     count: int = 0  # tokens that were written, up to a stop text
-    finish_reason: str | None = None
 
-    def read(self, news: News) -> Piece:
-        piece = self._read(news)
-        self.finish_reason = piece.finish_reason
-        return piece
-
-    def _read(self, news: News) -> Piece:
+    def read(self, news: News) -> TextPiece:
         if news.finish_reason in ("error", "timeout", "stopping", "cancelled"):
             raise self._failure(news)
         nothing: list[dict[str, Any] | None] = [None] * len(news.tokens)
@@ -46,13 +40,11 @@ class Written:
             if token in self.ends:
                 break
             self.text.add(token, logprob, view)
-            if self.text.stopped:
-                return Piece(*self.text.release(), "stop")
         if news.finish_reason is None:
-            return Piece(*self.text.release())
+            return TextPiece(*self.text.release())
         self.text.finish()
         reason: Literal["stop", "length"] = "length" if news.finish_reason == "length" else "stop"
-        return Piece(*self.text.release(all_of_it=True), "stop" if self.text.stopped else reason)
+        return TextPiece(*self.text.release(all_of_it=True), "stop" if self.text.stopped else reason)
 
     def _failure(self, news: News) -> Refusal:
         if news.finish_reason == "timeout":
@@ -62,19 +54,14 @@ class Written:
         return broken(news.error or "the request was dropped")
 
 
-async def pieces(scheduler: Scheduler, choices: Sequence[Written]) -> AsyncGenerator[tuple[int, Piece], None]:
+async def pieces(scheduler: Scheduler, choices: Sequence[RunningChoice]) -> AsyncGenerator[tuple[int, TextPiece], None]:
     """Of all choices of a request as they come. Leaves nothing running, however this ends."""
     left = len(choices)
     try:
         while left:
             number, news = await choices[0].job.news.get()
-            choice = choices[number]
-            if choice.finish_reason:
-                continue  # it was stopped by its text; what came meanwhile is not shown
-            piece = choice.read(news)
-            if piece.finish_reason:
-                left -= 1
-                scheduler.cancel(choice.job, piece.finish_reason)
+            piece = choices[number].read(news)
+            left -= piece.finish_reason is not None
             if piece.text or piece.tokens or piece.finish_reason:
                 yield number, piece
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..text.stream import Token, token_bytes
 from .answers import (
     Answer,
     ChatChoice,
@@ -26,8 +27,7 @@ from .answers import (
     TracedToken,
     Usage,
 )
-from .choices import Piece
-from .texts import Token, token_bytes
+from .choices import TextPiece
 
 LEAST = -9999.0  # how OpenAI writes a log-probability of minus infinity
 DIGITS = 4
@@ -93,17 +93,17 @@ class Reply:
 class CompletionReply(Reply):
     kind = "completions"
 
-    def piece(self, index: int, text: str, piece: Piece, first: bool) -> Completion:
+    def piece(self, index: int, text: str, piece: TextPiece, first: bool) -> Completion:
         return Completion(**self.head("cmpl"), choices=[self._choice(index, text, piece)])
 
-    def whole(self, choices: Sequence[tuple[str, Piece]], usage: Usage) -> Completion:
+    def whole(self, choices: Sequence[tuple[str, TextPiece]], usage: Usage) -> Completion:
         made = [self._choice(index, text, piece) for index, (text, piece) in enumerate(choices)]
         return Completion(**self.head("cmpl"), choices=made, usage=usage)
 
     def usage(self, usage: Usage) -> Completion:
         return Completion(**self.head("cmpl"), choices=[], usage=usage)
 
-    def _choice(self, index: int, text: str, piece: Piece) -> CompletionChoice:
+    def _choice(self, index: int, text: str, piece: TextPiece) -> CompletionChoice:
         return CompletionChoice(
             index=index,
             text=piece.text,
@@ -127,7 +127,7 @@ class CompletionReply(Reply):
 class ChatReply(Reply):
     kind = "chat"
 
-    def piece(self, index: int, text: str, piece: Piece, first: bool) -> ChatCompletionPiece:
+    def piece(self, index: int, text: str, piece: TextPiece, first: bool) -> ChatCompletionPiece:
         delta = Delta(role="assistant" if first else None, content=piece.text or ("" if first else None))
         choice = ChatPiece(
             index=index,
@@ -138,7 +138,7 @@ class ChatReply(Reply):
         )
         return ChatCompletionPiece(**self.head("chatcmpl"), choices=[choice])
 
-    def whole(self, choices: Sequence[tuple[str, Piece]], usage: Usage) -> ChatCompletion:
+    def whole(self, choices: Sequence[tuple[str, TextPiece]], usage: Usage) -> ChatCompletion:
         made = [
             ChatChoice(
                 index=index,

@@ -1,4 +1,4 @@
-"""Scheduler: one thread owns the engine and steps it. Requests come in by a queue, tokens leave to the event loop.
+"""Scheduler: one thread owns the writer and steps it. Requests come in by a queue, tokens leave to the event loop.
 
 First come, first served. All but `_run` and what it calls belongs to the event loop's thread; between the two there are
 only the inbox and `call_soon_threadsafe`. Knows token ids, not texts.
@@ -18,6 +18,8 @@ from typing import Any
 
 from ..decoding.engine import Engine
 from ..decoding.requests import Request
+from ..text.stops import StopFinder
+from ..text.writer import Ordered, Writer
 from .refusals import busy, unavailable
 
 log = logging.getLogger("tessellm.serve")
@@ -39,6 +41,7 @@ class Job:
     """A request, until when it may take, and where its news go, under its number."""
 
     request: Request
+    stops: StopFinder | None
     number: int
     deadline: float
     news: asyncio.Queue[tuple[int, News]]
@@ -50,7 +53,7 @@ class Scheduler:
     """Slots and a bounded queue in front of them."""
 
     def __init__(self, engine: Engine, queue: int, ended: Callable[[Request], None] = lambda request: None):
-        self.engine, self.room = engine, len(engine.in_slot) + queue
+        self.engine, self.writer, self.room = engine, Writer(engine), len(engine.in_slot) + queue
         self.open = 0  # requests that were let in and have not ended
         self.failure: str | None = None
         self.end = math.inf  # nobody is served any longer than this
@@ -69,7 +72,7 @@ class Scheduler:
         self._inbox.put(("stop", None))
         self._thread.join()
 
-    def submit(self, requests: Sequence[Request], seconds: float) -> list[Job]:
+    def submit(self, requests: Sequence[Ordered], seconds: float) -> list[Job]:
         """Let requests in, all or none. They share one queue of news."""
         if self.failure:
             raise unavailable(f"the engine has failed: {self.failure}")
@@ -78,15 +81,15 @@ class Scheduler:
         self.open += len(requests)
         news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         deadline = time.monotonic() + seconds
-        jobs = [Job(request, number, deadline, news) for number, request in enumerate(requests)]
+        jobs = [Job(*request, number, deadline, news) for number, request in enumerate(requests)]
         for job in jobs:
             self._inbox.put(("enter", job))
         return jobs
 
-    def cancel(self, job: Job, reason: str = "cancelled") -> None:
-        """Its slot is free before the next step. `reason`: what is told of it, as where a stop text has ended it."""
+    def cancel(self, job: Job) -> None:
+        """Its slot is free before the next step."""
         if not job.closed:
-            self._inbox.put((reason, job))
+            self._inbox.put(("cancelled", job))
 
     @property
     def waiting(self) -> int:
@@ -105,7 +108,7 @@ class Scheduler:
             while self._take_orders():
                 self._expire()
                 if self.engine.busy:
-                    self._tell(self.engine.step())
+                    self._tell(self.writer.step())
         except Exception as error:
             log.exception("the engine has failed")
             self.failure = f"{type(error).__name__}: {error}"
@@ -120,7 +123,7 @@ class Scheduler:
                 return False
             if order == "enter":
                 self._jobs[job.request] = job
-                self.engine.waiting.append(job.request)
+                self.writer.enter(job.request, job.stops)
             elif job.request in self._jobs:
                 self._drop(job, order)
         return True
@@ -131,8 +134,7 @@ class Scheduler:
             self._drop(job, "timeout" if now > job.deadline else "stopping")
 
     def _drop(self, job: Job, reason: str) -> None:
-        self.engine.cancel(job.request)
-        job.request.finish(reason)
+        self.writer.cancel(job.request, reason)
         del self._jobs[job.request]
         self._post([(job, News([], [], [], reason))])
 

@@ -18,10 +18,14 @@ from ..errors import FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from ..model.temperature import COLDEST
 from ..rules import RULES
-from ..text.continuations import unusual_settings
+from ..text.engines import unusual_settings
+from ..text.options import seed_of
 from ..text.prompts import tokenizer_of
+from ..text.stops import stop_finder
+from ..text.stream import TextStream
+from ..text.writer import Ordered
 from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
-from .choices import Piece, Written, pieces
+from .choices import RunningChoice, TextPiece, pieces
 from .metrics import Metrics
 from .prompts import Prompts
 from .refusals import Refusal, bad
@@ -29,7 +33,6 @@ from .replies import ChatReply, CompletionReply, as_event
 from .scheduler import Scheduler
 from .schema import ChatRequest, CompletionRequest, Generation
 from .settings import Settings
-from .texts import Text
 from .voices import Speaker, Speakers, top
 
 NARROWEST = 1e-9  # a top_p below this leaves the likeliest token
@@ -43,7 +46,7 @@ class Running:
 
     asked: Generation
     reply: CompletionReply | ChatReply
-    choices: list[Written]
+    choices: list[RunningChoice]
 
     @property
     def usage(self) -> Usage:
@@ -112,19 +115,22 @@ class Service:
     ) -> Running:
         seed = secrets.randbits(38) if asked.seed is None else asked.seed
         watcher = speaker.trace if reply.trace else top if reply.top else None
-        requests: list[Request] = []
+        requests: list[Ordered] = []
         for row in rows:  # one list for all choices of a prompt
             room = self.engine.context - len(row)
             if wanted is not None and wanted > room:
                 raise self.prompts.too_long(len(row), wanted, param)
             for _ in range(asked.n or 1):
                 sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
-                requests.append(self._checked(Request(row, sampling, speaker.voice, watcher)))
+                request = self._checked(Request(row, sampling, speaker.voice, watcher))
+                requests.append((request, stop_finder(self.tokenizer, asked.stops, row)))
         jobs = self.scheduler.submit(requests, self.settings.seconds)
         if self.settings.log_prompts:
             log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row in rows])
         choices = [
-            Written(job, Text(self.tokenizer, asked.stops, job.request.prompt), speaker.ends, self.settings.seconds)
+            RunningChoice(
+                job, TextStream(self.tokenizer, asked.stops, job.request.prompt), speaker.ends, self.settings.seconds
+            )
             for job in jobs
         ]
         return Running(asked, reply, choices)
@@ -144,7 +150,7 @@ class Service:
                 tokens[number] += piece.tokens
                 reasons[number].append(piece.finish_reason)
         made = [
-            (choice.text.text, Piece("".join(texts[n]), tokens[n], reasons[n][-1]))
+            (choice.text.text, TextPiece("".join(texts[n]), tokens[n], reasons[n][-1]))
             for n, choice in enumerate(running.choices)
         ]
         return running.reply.whole(made, running.usage)
@@ -192,5 +198,5 @@ def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:
         new,
         temperature if temperature >= COLDEST else 0.0,
         max(top_p, NARROWEST),
-        ((seed << 24) + number) % 2**63,
+        seed_of(seed, number),
     )

@@ -1,1 +1,1 @@
-"""Text in, text out: prompts from files, stop texts, streams, and whole texts by the fast path or the reference."""
+"""Text in, text out: prompts, stop texts, streams, and the one loop by which all who write texts drive the engine."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
-from .requests import Request
+from .options import TextOptions
 
 
 def tokenizer_of(model: ComposedForCausalLM) -> Any:
@@ -30,19 +30,19 @@ def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, st
 
 
 def encode_prompts(
-    model: ComposedForCausalLM, prompts: Sequence[str], request: Request
-) -> tuple[list[list[int]], Request]:
-    """Their token ids, and the request, fitted to them if it is to be; if it can be fulfilled."""
-    if "" in request.stop:
+    model: ComposedForCausalLM, prompts: Sequence[str], options: TextOptions
+) -> tuple[list[list[int]], TextOptions]:
+    """Their token ids, and the options, with fewer new tokens where they are to fit."""
+    if "" in options.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
-    texts = [as_chat(tokenizer, prompt) if request.chat else prompt for prompt in prompts]
-    rows = [tokenizer(text, add_special_tokens=not request.chat)["input_ids"] for text in texts]
-    if request.fit and limit:
+    texts = [as_chat(tokenizer, prompt) if options.chat else prompt for prompt in prompts]
+    rows = [tokenizer(text, add_special_tokens=not options.chat)["input_ids"] for text in texts]
+    if options.fit and limit:
         room = limit - max(map(len, rows), default=0)
-        request = replace(request, max_new_tokens=max(1, min(request.max_new_tokens, room)))
-    check_lengths(model, rows, request.max_new_tokens)
-    return rows, request
+        options = replace(options, max_new_tokens=max(1, min(options.max_new_tokens, room)))
+    check_lengths(model, rows, options.max_new_tokens)
+    return rows, options
 
 
 def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:

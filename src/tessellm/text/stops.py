@@ -1,4 +1,7 @@
-"""Texts that end a text: where they begin, and which new tokens may hold one."""
+"""Texts that end a text: which token completes one, where one begins, and what may become one.
+
+Of every tokenizer: a stop text is looked for in the text itself, not in the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,50 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria
 
-from ..decoding.engine import Engine
-from ..decoding.requests import Request as EngineRequest
-
 UNFINISHED = "\ufffd"  # what a decoder makes of half a character
 NEW_TOKENS = 80  # more never arrive at once
+TAIL = 6  # tokens of the prompt that the first new ones are decoded with
 
 
-def stop_at_text(engine: Engine, arrived: EngineRequest, tokenizer: Any, stops: Sequence[str]) -> None:
-    """End a request whose text holds a stop text, and forget the tokens that came after it."""
-    new, arrived.searched = len(arrived.tokens) - arrived.searched, len(arrived.tokens)
-    if not _letters(tokenizer, tuple(stops)).may_end(arrived.tokens, new):
-        return
+class StopFinder:
+    """Looks for stop texts in one text while its tokens come. The text is that of the new tokens by themselves or, if
+    the prompt is given, as they stand behind it: decoders drop a space at the beginning of a text."""
 
-    def stopped(tokens: list[int]) -> bool:
-        return stop_position(tokenizer.decode(tokens, skip_special_tokens=True), stops) is not None
+    def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: Sequence[int] = ()):
+        self.tokenizer, self.stops, self.searched = tokenizer, stops, 0
+        self.letters = _letters(tokenizer, tuple(stops))
+        self.before = prompt_tail(tokenizer, prompt)
+        self.window = max(len(stop.encode()) for stop in stops) + NEW_TOKENS  # a token is a byte or more
 
-    end = max(len(stop.encode()) for stop in stops) + NEW_TOKENS  # a token is a byte or more: what came before was read
-    if stopped(arrived.tokens[-end:]) and stopped(arrived.tokens):
-        engine.cancel(arrived)
-        while stopped(arrived.tokens[:-1]):
-            arrived.tokens.pop()
+    def kept(self, tokens: Sequence[int]) -> int | None:
+        """Count the tokens up to the one that completes a stop text; None: there is no stop text."""
+        new, self.searched = len(tokens) - self.searched, len(tokens)
+        if not self.letters.may_end(tokens, new):
+            return None
+        start = max(0, len(tokens) - self.window)  # what came before was searched
+        if not (self._stopped(tokens[start:]) and (start == 0 or self._stopped(tokens))):
+            return None
+        kept = len(tokens)
+        while self._stopped(tokens[: kept - 1]):
+            kept -= 1
+        return kept
+
+    def _stopped(self, tokens: Sequence[int]) -> bool:
+        before = len(self._decode(self.before)) if self.before else 0
+        return stop_position(self._decode([*self.before, *tokens])[before:], self.stops) is not None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def stop_finder(tokenizer: Any, stops: Sequence[str], prompt: Sequence[int] = ()) -> StopFinder | None:
+    return StopFinder(tokenizer, stops, prompt) if stops else None
+
+
+def prompt_tail(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
+    """Return the end of the prompt, for new tokens to be decoded with; nothing, if it ends in half a character."""
+    tail = list(prompt[-TAIL:])
+    return tail if tail and not tokenizer.decode(tail, skip_special_tokens=True).endswith(UNFINISHED) else []
 
 
 class _Letters(dict[int, int]):
@@ -73,13 +99,13 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 class StopTexts(StoppingCriteria):
-    """Rows end when a stop text stands in what they wrote. It reads the text itself, so it works for every tokenizer:
-    the library's own criterion reads the vocabulary, and fails where a normaliser changes the case."""
+    """Ends rows of Hugging Face's `generate`. The library's own criterion reads the vocabulary, and fails where a
+    normaliser changes the case."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], prompt_length: int):
         self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         texts = self.tokenizer.batch_decode(input_ids[:, self.prompt_length :], skip_special_tokens=True)
-        found = [any(stop in text for stop in self.stops) for text in texts]
+        found = [stop_position(text, self.stops) is not None for text in texts]
         return torch.tensor(found, device=input_ids.device)

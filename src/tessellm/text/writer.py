@@ -1,72 +1,74 @@
-"""Text in, text out: what `tessellm generate` does, as functions."""
+"""Writer: the loop that drives an engine, for `generate`, `evaluate` and the server. It takes requests in, steps, ends
+them at stop texts, and tells what came. Knows token ids; what text they are only a StopFinder knows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ..decoding.speculation import Speculation
-from ..errors import EngineError
-from ..model import ComposedForCausalLM
-from .continuations import by_engine, by_reference, engine_for, pad_id
-from .prompts import encode_prompts, tokenizer_of
-from .requests import Request
-from .stops import stop_position
-from .stream import Streamer
+from ..decoding.engine import Engine
+from ..decoding.requests import Request
+from .options import TextOptions
+from .stops import StopFinder, stop_finder
+
+Ordered = tuple[Request, StopFinder | None]
 
 
-@dataclass(frozen=True)
-class Generated:
-    """One prompt's continuation."""
-
-    prompt: str
-    text: str
-    tokens: int
-    finish_reason: str  # stop: an end token or a stop text; length: max_new_tokens
+def order(engine: Engine, tokenizer: Any, ids: Sequence[int], options: TextOptions, number: int) -> Ordered:
+    """Make a request for the text with that number, if the engine can fulfil it, and what ends it."""
+    request = engine.checked(Request(list(ids), options.sampling(number)))
+    return request, stop_finder(tokenizer, options.stop)
 
 
-def generate_texts(
-    model: ComposedForCausalLM,
-    prompts: Sequence[str],
-    request: Request,
-    batch_size: int = 8,
-    stream: TextIO | None = None,
-    engine: str = "auto",
-    note: Callable[[str], None] = lambda text: None,
-    speculate: str | None = None,
-) -> Iterator[Generated]:
-    """Continue every prompt, in order. By the fast path; by the reference if `engine` is "reference" or the fast path
-    cannot run this composition; then `note` is told why. `speculate` says who drafts: "lookup" or "member:NAME"."""
-    speculation = Speculation(speculate) if speculate is not None else None
-    if speculation is not None:
-        speculation.check(model)
-        if engine == "reference":
-            raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
-    rows, request = encode_prompts(model, prompts, request)
-    tokenizer = tokenizer_of(model)
-    streamer = Streamer(tokenizer, stream, request.stop) if stream is not None else None
-    fast = None
-    if engine != "reference":
+class Writer:
+    """Requests on one engine, none with a token behind a stop text."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._stops: dict[Request, StopFinder] = {}
+
+    def enter(self, request: Request, stops: StopFinder | None = None) -> None:
+        """Put a request that the engine has checked into the queue."""
+        self.engine.waiting.append(request)
+        if stops is not None:
+            self._stops[request] = stops
+
+    def step(self) -> list[Request]:
+        """Step the engine once; return the requests to which tokens came or that ended."""
+        arrived = self.engine.step()
+        for request in arrived:
+            if request in self._stops:
+                self._search(request)
+        return arrived
+
+    def _search(self, request: Request) -> None:
+        """Also where the request is done: with drafts its last tokens came together."""
+        kept = self._stops[request].kept(request.tokens) if request.finish_reason != "error" else None
+        if kept is not None:
+            self.cancel(request, "stop")
+            for column in (request.tokens, request.logprobs, request.seen):
+                del column[kept:]
+        elif request.done:
+            del self._stops[request]
+
+    def cancel(self, request: Request, reason: str = "cancelled") -> None:
+        """End a request for that reason; its slot is free before the next step."""
+        self.engine.cancel(request)
+        request.finish(reason)
+        self._stops.pop(request, None)
+
+    def write(self, ordered: Sequence[Ordered]) -> Iterator[tuple[int, Request]]:
+        """Run requests to their ends: each with its number, whenever tokens came to it or it ended. A caller that
+        leaves before the end leaves nothing running."""
+        running = {request: number for number, (request, _) in enumerate(ordered)}
+        for request, stops in ordered:
+            self.enter(request, stops)
         try:
-            fast = engine_for(model, rows, request, batch_size, speculation)
-        except EngineError as error:
-            note(str(error))
-    if fast is None:
-        written = by_reference(model, rows, request, batch_size, streamer)
-    else:
-        written = by_engine(fast, tokenizer, rows, request, streamer)
-    for prompt, new_T in zip(prompts, written, strict=True):
-        yield finished(model, prompt, new_T, request)
-
-
-def finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], request: Request) -> Generated:
-    ends = set(model.config.eos_token_id or ())
-    length = next((t for t, token in enumerate(new_T) if token in ends), None)
-    kept = new_T if length is None else new_T[:length]
-    text = tokenizer_of(model).decode(kept, skip_special_tokens=True)
-    cut = stop_position(text, request.stop)
-    if cut is not None:
-        while kept and kept[-1] == pad_id(model):  # other prompts of the batch went on
-            kept.pop()
-    return Generated(prompt, text[:cut], len(kept), "stop" if length is not None or cut is not None else "length")
+            while running:
+                for request in self.step():
+                    if request in running:
+                        yield running.pop(request) if request.done else running[request], request
+        finally:
+            for request in running:
+                self.cancel(request)

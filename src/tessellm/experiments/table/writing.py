@@ -12,10 +12,10 @@ from typing import Any
 
 from ...bench.loops import Loop
 from ...errors import CheckpointError
-from ...evaluate.writer import Ask, Writer, Written
+from ...evaluate.writer import Ask, BlockWriter, Written
 from ...files import stored
 from ...model import ComposedForCausalLM
-from ...text.requests import Request
+from ...text.options import TextOptions
 from ...text.stops import stop_position
 from .models import COLUMNS
 from .problems import Problem
@@ -54,7 +54,7 @@ class Pace:
 
 
 def asks(tokenizer: Any, asked: Sequence[Problem], new_tokens: int) -> list[Ask]:
-    return [Ask(tuple(tokenizer(problem.prompt)["input_ids"]), Request(new_tokens)) for problem in asked]
+    return [Ask(tuple(tokenizer(problem.prompt)["input_ids"]), TextOptions(new_tokens)) for problem in asked]
 
 
 def cut(written: Written, kind: str) -> Written:
@@ -74,7 +74,7 @@ def write_column(
 ) -> tuple[list[Sample], Pace]:
     """Samples in the problems' order. A kind at a time, the longest first: the engine is kept, and none of them has the
     tokens that compiling a rule is worth."""
-    since, writer = time.perf_counter(), Writer(model, slots)
+    since, writer = time.perf_counter(), BlockWriter(model, slots)
     samples: list[Sample] = []
     for kind in sorted(asked, key=lambda kind: -max(len(problem.prompt) for problem in asked[kind])):
         written = dict(writer.write(asks(model.tokenizer, asked[kind], new_tokens)))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tessellm.errors import PromptError
+from tessellm.text.generate import generate_texts
+from tessellm.text.options import TextOptions
 from tessellm.text.prompts import encode_prompts
-from tessellm.text.requests import Request
-from tessellm.text.writer import generate_texts
 
 
 class Counting:
@@ -33,7 +33,7 @@ def test_a_request_that_fits_itself_reads_each_prompt_once(
     counting = Counting(model.tokenizer)
     monkeypatch.setattr(model, "tokenizer", counting)
     prompts = ["a" * 100, "b" * (model.config.max_position_embeddings - 5)]
-    written = list(generate_texts(model, prompts, Request(fit=True), engine=engine))
+    written = list(generate_texts(model, prompts, TextOptions(fit=True), engine=engine))
     assert counting.read == prompts
     assert max(each.tokens for each in written) <= 5
 
@@ -42,7 +42,7 @@ def test_fewer_tokens_only_where_there_is_no_room_and_only_if_wished(composed: t
     model = composed[0]
     limit = model.config.max_position_embeddings
     for length, new in ((4, 60), (limit - 20, 20), (limit - 1, 1)):
-        assert encode_prompts(model, ["a" * length], Request(60, fit=True))[1].max_new_tokens == new
+        assert encode_prompts(model, ["a" * length], TextOptions(60, fit=True))[1].max_new_tokens == new
     for length, fit in ((limit - 20, False), (limit, True)):
         with pytest.raises(PromptError, match=f"has {length} tokens and up to"):
-            encode_prompts(model, ["a" * length], Request(60, fit=fit))
+            encode_prompts(model, ["a" * length], TextOptions(60, fit=fit))

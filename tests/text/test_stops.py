@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tessellm
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation import Speculation
-from tessellm.text.continuations import by_engine, engine_for
-from tessellm.text.requests import Request as Asked
-from tessellm.text.stops import stop_at_text
+from tessellm.text.stops import StopFinder
+from tessellm.text.stream import TextStream
 
-from conftest import build_model, character_tokenizer
+from conftest import character_tokenizer
 from tokenizer_cases import byte_level, sentence_pieces
 
 TOKENIZERS = {"bytes": byte_level(), "pieces": sentence_pieces(), "characters": character_tokenizer()}
@@ -48,14 +42,12 @@ def obvious(tokenizer: Any, arrivals: list[list[int]], stops: list[str]) -> tupl
 
 
 def searched(tokenizer: Any, arrivals: list[list[int]], stops: list[str]) -> tuple[list[int], bool]:
-    engine: Any = SimpleNamespace(cancel=lambda request: request.finish("cancelled"))
-    request = Request([1], Sampling(1000))
+    finder, tokens = StopFinder(tokenizer, stops), []
     for new in arrivals:
-        request.tokens += new
-        stop_at_text(engine, request, tokenizer, stops)
-        if request.done:
-            break
-    return request.tokens, request.done
+        tokens += new
+        if (kept := finder.kept(tokens)) is not None:
+            return tokens[:kept], True
+    return tokens, False
 
 
 @st.composite
@@ -105,13 +97,18 @@ def test_text_is_read_only_where_a_stop_text_can_end(monkeypatch: pytest.MonkeyP
     assert len(read) == len(set(row))
 
 
-def test_drafts_bring_no_tokens_behind_a_stop_text() -> None:
-    """Also where the last tokens of a text come together, and the stop text is among them."""
-    base, row = build_model("llama"), list(range(10, 20))
-    model, tokenizer = tessellm.compose(base, {"same": build_model("llama")}), TOKENIZERS["characters"]
-    (written,) = by_engine(engine_for(model, [row], Asked(8)), tokenizer, [row], Asked(8), None)
-    asked, drafts = Asked(8, stop=(tokenizer.decode(written[2:4]),)), Speculation("member:base", adaptive=False)
-    engine = engine_for(model, [row], asked, speculation=drafts)
-    assert list(by_engine(engine, tokenizer, [row], asked, None)) == [written[:4]]
-    assert engine.speculator is not None
-    assert engine.speculator.accepted == 6
+@pytest.mark.parametrize("name", ["bytes", "pieces"])
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_behind_a_prompt_it_finds_what_a_stream_shows(name: str, data: Any) -> None:
+    """The server ends requests by the one and cuts texts by the other."""
+    tokenizer = TOKENIZERS[name]
+    stops = data.draw(st.lists(st.sampled_from([stop for stop in STOPS if stop != "\ufffd"]), min_size=1, max_size=3))
+    text = "".join(data.draw(st.lists(st.sampled_from(TEXTS), max_size=6)))
+    prompt, ids = ([*tokenizer(each, add_special_tokens=False)["input_ids"]] for each in ("x the", text))
+    finder, stream = StopFinder(tokenizer, stops, prompt), TextStream(tokenizer, stops, prompt)
+    for count, token in enumerate(ids, 1):
+        stream.add(token)
+        assert finder.kept(ids[:count]) == (count if stream.stopped else None)
+        if stream.stopped:
+            break

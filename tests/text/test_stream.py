@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.serve.texts import Text, token_bytes, token_text
+from tessellm.text.stream import Streamer, TextStream, token_bytes, token_text
 
+from conftest import character_tokenizer
 from tokenizer_cases import byte_level, sentence_pieces
 
 TOKENIZERS = {"bytes": byte_level(), "pieces": sentence_pieces()}
@@ -18,11 +21,11 @@ POEM = "the cats 🙂🙃 é ça\n  漢字 the\u0301 👩‍👩‍👧 x"
 
 def written(
     tokenizer: Any, ids: list[int], stops: list[str], prompt: list[int] | None = None
-) -> tuple[str, Text, list]:
+) -> tuple[str, TextStream, list]:
     """What was released piece by piece, and the tokens with it."""
-    text, shown, tokens = Text(tokenizer, stops, prompt or []), "", []
+    text, shown, tokens = TextStream(tokenizer, stops, prompt or []), "", []
     for token in ids:
-        text.add(token, 0.0, None)
+        text.add(token)
         piece, done = text.release()
         shown, tokens = shown + piece, tokens + done
         assert "\ufffd" not in piece or not piece.endswith("\ufffd")
@@ -83,3 +86,16 @@ def test_tokens_as_text_and_bytes() -> None:
     assert token_text(TOKENIZERS["pieces"], 256) == " the"
     assert token_bytes(TOKENIZERS["pieces"], 0xC3) == b"\xc3"
     assert token_bytes(tokenizer, 10_000) == b""
+
+
+def test_what_may_become_a_stop_text_is_held_back() -> None:
+    shown, tokenizer = io.StringIO(), character_tokenizer()
+    streamer = Streamer(tokenizer, shown, ("stop", "\n"), [tokenizer.eos_token_id])
+    seen = []
+    for piece in ("prompt", "abcs", "to", "x st", "op more", " and more"):
+        streamer.put(torch.tensor(tokenizer(piece, add_special_tokens=False)["input_ids"]))
+        seen.append(shown.getvalue())
+    streamer.put(torch.tensor([tokenizer.eos_token_id]))
+    streamer.end()
+    assert seen == ["", "abc", "abc", "abcstox ", "abcstox ", "abcstox "]
+    assert shown.getvalue() == "abcstox \n"

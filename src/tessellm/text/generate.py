@@ -1,0 +1,100 @@
+"""Text in, text out: what `tessellm generate` does, as functions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+
+from ..decoding.engine import Engine
+from ..decoding.speculation import Speculation
+from ..errors import EngineError, GenerationError
+from ..model import ComposedForCausalLM
+from .engines import engine_for
+from .options import TextOptions
+from .prompts import encode_prompts, tokenizer_of
+from .reference import by_reference, pad_id
+from .stops import stop_position
+from .stream import Streamer
+from .writer import Writer, order
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One prompt's continuation."""
+
+    prompt: str
+    text: str
+    tokens: int
+    finish_reason: str  # stop: an end token or a stop text; length: max_new_tokens
+
+
+def generate_texts(
+    model: ComposedForCausalLM,
+    prompts: Sequence[str],
+    options: TextOptions,
+    batch_size: int = 8,
+    stream: TextIO | None = None,
+    engine: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
+    speculate: str | None = None,
+) -> Iterator[Generated]:
+    """Continue every prompt, in order. By the fast path; by the reference if `engine` is "reference" or the fast path
+    cannot run this composition; then `note` is told why. `speculate` says who drafts: "lookup" or "member:NAME"."""
+    speculation = Speculation(speculate) if speculate is not None else None
+    if speculation is not None:
+        speculation.check(model)
+        if engine == "reference":
+            raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
+    rows, options = encode_prompts(model, prompts, options)
+    streamer = None
+    if stream is not None:
+        streamer = Streamer(tokenizer_of(model), stream, options.stop, model.config.eos_token_id or ())
+    sizes = [(len(row), options.max_new_tokens) for row in rows]
+    fast = engine_for(model, sizes, batch_size, speculation, note) if engine != "reference" else None
+    if fast is None:
+        written = by_reference(model, rows, options, batch_size, streamer)
+    else:
+        written = by_engine(fast, tokenizer_of(model), rows, options, streamer)
+    for prompt, new_T in zip(prompts, written, strict=True):
+        yield finished(model, prompt, new_T, options)
+
+
+def by_engine(
+    engine: Engine,
+    tokenizer: Any,
+    rows: Sequence[Sequence[int]],
+    options: TextOptions,
+    streamer: Streamer | None = None,
+) -> Iterator[list[int]]:
+    """The new tokens of each row, in order, an end token included."""
+    ordered = [order(engine, tokenizer, row, options, number) for number, row in enumerate(rows)]
+    left, shown = deque(request for request, _ in ordered), 0
+    if streamer is not None:
+        streamer.put(torch.tensor(rows[0]))  # which it does not show
+    for _, request in Writer(engine).write(ordered):
+        if streamer is not None:
+            streamer.put(torch.tensor(request.tokens[shown:]))
+            shown = len(request.tokens)
+        while left and left[0].done:
+            ended = left.popleft()
+            if ended.finish_reason == "error":
+                raise GenerationError(f"prompt {len(rows) - len(left)}: {ended.error}")
+            if streamer is not None:
+                streamer.end()
+            yield ended.tokens
+
+
+def finished(model: ComposedForCausalLM, prompt: str, new_T: list[int], options: TextOptions) -> Generated:
+    ends = set(model.config.eos_token_id or ())
+    length = next((t for t, token in enumerate(new_T) if token in ends), None)
+    kept = new_T if length is None else new_T[:length]
+    text = tokenizer_of(model).decode(kept, skip_special_tokens=True)
+    cut = stop_position(text, options.stop)
+    if cut is not None:
+        while kept and kept[-1] == pad_id(model):  # other prompts of the batch went on
+            kept.pop()
+    return Generated(prompt, text[:cut], len(kept), "stop" if length is not None or cut is not None else "length")

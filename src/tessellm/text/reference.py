@@ -1,0 +1,71 @@
+"""The reference: Hugging Face's `generate` on the composed model, for rows of token ids. Slow, and knows every setting
+of a generation config. What `--engine reference` means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from ..model import ComposedForCausalLM
+from .options import TextOptions
+from .stops import StopTexts
+from .stream import Streamer
+
+
+def by_reference(
+    model: ComposedForCausalLM,
+    rows: Sequence[Sequence[int]],
+    options: TextOptions,
+    batch_size: int,
+    streamer: Streamer | None = None,
+) -> Iterator[list[int]]:
+    """The new tokens of each row, in order; padding may follow the end."""
+    for start, output_BT in reference_batches(model, rows, options, batch_size, lambda: {"streamer": streamer}):
+        yield from output_BT[:, start:].tolist()
+
+
+def reference_batches(
+    model: ComposedForCausalLM,
+    rows: Sequence[Sequence[int]],
+    options: TextOptions,
+    batch_size: int,
+    more: Callable[[], dict[str, Any]],
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The length of some rows' padded prompts, and those with what was written. `more` makes arguments of `generate`
+    for every batch."""
+    torch.manual_seed(options.seed)
+    generate = cast(Any, model).generate
+    for start in range(0, len(rows), batch_size):
+        ids_BT, mask_BT = left_padded(rows[start : start + batch_size], model)
+        stopping = [StopTexts(model.tokenizer, options.stop, ids_BT.shape[1])] if options.stop else None
+        output_BT = generate(
+            ids_BT, attention_mask=mask_BT, stopping_criteria=stopping, **settings_of(model, options), **more()
+        )
+        yield ids_BT.shape[1], output_BT
+
+
+def settings_of(model: ComposedForCausalLM, options: TextOptions) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "do_sample": options.temperature > 0,
+    }
+    if options.temperature > 0:
+        settings.update(temperature=options.temperature, top_p=options.top_p, top_k=0)
+    settings["pad_token_id"] = pad_id(model)
+    return settings
+
+
+def pad_id(model: ComposedForCausalLM) -> int:
+    ends = model.config.eos_token_id or [0]
+    pad = model.generation_config.pad_token_id
+    return pad if pad is not None else ends[0]
+
+
+def left_padded(rows: Sequence[Sequence[int]], model: ComposedForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    longest, pad = max(map(len, rows)), pad_id(model)
+    ids = [[pad] * (longest - len(row)) + list(row) for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
