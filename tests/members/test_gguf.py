@@ -136,7 +136,9 @@ def test_every_command_runs_on_files_without_a_padding_token(files: Path, tmp_pa
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the cat", "text": "the cat sat."}\n{"prompt": "a", "text": "a b"}\n')
     labelled = tmp_path / "labelled.jsonl"
-    rows = [{"text": f"{'abcdefghijkl'[number]}{number % 2}b", "labels": {"digit": str(number % 2)}} for number in range(12)]
+    rows = [
+        {"text": f"{letter}{place % 2}", "labels": {"digit": str(place % 2)}} for place, letter in enumerate("abcdefgh")
+    ]
     labelled.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for model in (recipe, tmp_path / "out"):
         inspected = cli("inspect", model)
