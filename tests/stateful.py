@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tessellm.rules import BaseRule
+
 
 class Memory(NamedTuple):
     """What the last `window` tokens cost each member, and the row that will be asked about the next one."""
@@ -16,7 +18,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BestPredictor:
+class BestPredictor(BaseRule):
     name: str = "best-predictor"
     window: int = 3
 

@@ -15,7 +15,7 @@ from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
-from .rules import DEFAULT, RULES, Rule, default_termination, describe_rule, make_rule
+from .rules import DEFAULT, RULES, ComposedRule, Rule, RuleLike, default_termination
 from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
 
@@ -24,7 +24,7 @@ def compose(
     base: str | Path | PreTrainedModel | Mapping[str, Any] | MemberSpec,
     experts: Mapping[str, Any],
     *,
-    rule: str | Mapping[str, Any] | Rule = DEFAULT,
+    rule: RuleLike = DEFAULT,
     weights: Mapping[str, float] | None = None,
     termination: str | None = None,
     device_map: str | int | Mapping[str, Any] | None = None,
@@ -116,7 +116,7 @@ def load_members(
 
 def assemble(
     members: Sequence[Member],
-    rule: str | Mapping[str, Any] | Rule,
+    rule: RuleLike,
     termination: str,
     vocabulary: Vocabulary | None = None,
 ) -> ComposedForCausalLM:
@@ -135,8 +135,7 @@ def assemble(
         pad_token_id=_pad_id(members[0], vocabulary.size),
         dtype=members[0].model.dtype,
     )
-    own_rule = None if isinstance(rule, str | Mapping) else rule
-    model = ComposedForCausalLM(config, {m.name: m.model for m in members}, vocabulary.alignments, own_rule)
+    model = ComposedForCausalLM(config, {m.name: m.model for m in members}, vocabulary.alignments, rule)
     model.generation_config = _generation_config(members[0].model, config)
     model.loaded_members = tuple(members)
     model.notes = tuple(note for member in members for note in member.notes) + vocabulary.notes
@@ -149,12 +148,12 @@ def check_termination(termination: str) -> None:
         raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), POLICIES)}")
 
 
-def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
+def rule_entry(rule: RuleLike) -> dict[str, Any]:
     """A rule as the config holds it: its name and parameters."""
     if isinstance(rule, str):
         rule = {"name": rule}
     if not isinstance(rule, Mapping):
-        return describe_rule(rule)
+        return _described(rule)
     if "name" not in rule:
         raise RecipeError("a rule given as a mapping needs the key 'name'")
     name = rule["name"]
@@ -166,10 +165,17 @@ def rule_entry(rule: str | Mapping[str, Any] | Rule) -> dict[str, Any]:
             hint = nearest(key, known) if known else "it has none"
             raise RecipeError(f"unknown parameter {key!r} of the rule {name!r}; {hint}")
     try:
-        make_rule(name, **{key: value for key, value in rule.items() if key != "name"})
+        ComposedRule.make(rule)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"the rule {name!r} cannot be made: {error}") from error
     return dict(rule)
+
+
+def _described(rule: Rule) -> dict[str, Any]:
+    try:
+        return ComposedRule.make(rule).describe()
+    except TypeError as error:
+        raise RecipeError(str(error)) from error
 
 
 def describe(member: Member, end_ids: Sequence[int]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.voices import Voice
 from tessellm.errors import GenerationError
-from tessellm.rules import make_rule
-from tessellm.rules.evidence import Trace
+from tessellm.rules import Explanation, make_rule
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, reference_rows, unexcused
@@ -95,7 +94,7 @@ def test_a_voice_ends_at_its_own_ends(model: Any) -> None:
 
 
 def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
-    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
+    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
         said_MB = logp_MB1V.gather(-1, token_B1[None, ..., None].expand(len(logp_MB1V), -1, 1, 1))[:, :, 0, 0]
         return {"token": token_B1[:, 0], "best": composed_B1V[:, 0].amax(-1), "members": said_MB.T}
 
@@ -122,9 +121,11 @@ def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
         )
 
 
-def test_watchers_are_told_why_by_rules_that_can_tell(model: Any) -> None:
-    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
-        return {"token": token_B1[:, 0]} if why is None else {"evidence": why.evidence_BTM[:, 0]}
+def test_watchers_are_told_why(model: Any) -> None:
+    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
+        return {"owner": why.owner_BT[:, 0]} | {
+            name: why.more[name][:, 0] for name in ("evidence_BTM",) if name in why.more
+        }
 
     engine = Engine(model, slots=5, window=WINDOW)
     voices = [None, *(Voice(make_rule("evidence", (weight, 1.0)), frozenset()) for weight in (1.0, 0.5))]
@@ -137,15 +138,15 @@ def test_watchers_are_told_why_by_rules_that_can_tell(model: Any) -> None:
         engine.step()
     for place, request in zip(places, asked, strict=True):
         if place == 0:
-            assert all("evidence" not in view for view in request.seen)
+            assert all("evidence_BTM" not in view and "owner" in view for view in request.seen)
             continue
         tokens_1T = torch.tensor([request.prompt + request.tokens])
         logp_MBTV = model(tokens_1T, use_cache=False, output_member_logprobs=True).member_logprobs
         rule = voices[place].rule  # type: ignore[union-attr]
         why = rule.explain(logp_MBTV, tokens_1T, torch.ones_like(tokens_1T), None)[2]
-        found = torch.tensor([view["evidence"] for view in request.seen])
+        found = torch.tensor([view["evidence_BTM"] for view in request.seen])
         at = slice(len(request.prompt) - 1, -1)
-        torch.testing.assert_close(found, why.evidence_BTM[0, at], atol=1e-3, rtol=0)
+        torch.testing.assert_close(found, why.more["evidence_BTM"][0, at], atol=1e-3, rtol=0)
         assert found.abs().max() > 0.1
 
 

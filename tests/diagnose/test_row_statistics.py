@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.diagnose.laws import hearing_of
 from tessellm.diagnose.statistics import ACTIVE, statistics
-from tessellm.rules import RULES, make_rule, with_weights
-from tessellm.rules.evidence import explained
-from tessellm.rules.termination import POLICIES, Terminated
+from tessellm.rules import RULES, ComposedRule, FunctionRule, make_rule
+from tessellm.rules.termination import POLICIES
 
 ENDS = ((0,), (0, 1), (2,), (0,), (1,))
 
@@ -27,8 +25,8 @@ def rows(members: int, vocabulary: int, seed: int, spread: float, steps: int = 6
 
 
 def run(rule, logp, tokens):
-    composed, _, why = explained(rule, logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
-    return composed, statistics(logp, composed, hearing_of(rule), ENDS[: len(logp)], why)
+    composed, _, why = rule.explain(logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
+    return composed, statistics(logp, composed, rule, ENDS[: len(logp)], why)
 
 
 def accord(law, other, base, same: bool) -> float:
@@ -44,7 +42,7 @@ def accord(law, other, base, same: bool) -> float:
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, -0.3)])
 def test_against_a_slow_reference(weights):
     logp, tokens = rows(4, 9, 0, 3.0)
-    composed, found = run(with_weights(make_rule("product"), weights), logp, tokens)
+    composed, found = run(make_rule("product", weights), logp, tokens)
     weights = weights or (1.0,) * 3
     for b in range(2):
         for t in range(6):
@@ -115,9 +113,8 @@ def test_what_two_experts_want():
 )
 def test_the_bound_holds_on_every_row_of_every_rule(rule, policy, weights, members, vocabulary, spread, seed):
     logp, tokens = rows(members, vocabulary, seed, spread)
-    complete = Terminated(make_rule(rule), ENDS[:members], policy)
     numbers = None if weights is None else [weights] + [1.0] * (members - 2)
-    _, found = run(with_weights(complete, numbers), logp, tokens)
+    _, found = run(ComposedRule.make(rule, numbers, ENDS[:members], policy), logp, tokens)
     bound = found.bound_BT + 2e-4 * (1 + found.bound_BT)
     assert (found.gap_kl_BT <= bound).all()
     assert (found.gap_BT <= (bound / 2).sqrt() + 1e-3).all()  # Pinsker
@@ -128,13 +125,8 @@ def test_the_bound_holds_on_every_row_of_every_rule(rule, policy, weights, membe
 def test_the_bound_says_nothing_of_a_rule_that_is_not_ours():
     logp, tokens = rows(3, 9, 0, 1.0)
 
-    class Mean:
-        name, window = "mean", 0
-
-        def __call__(self, logp_MBTV, tokens_BT, mask_BT, state):
-            return logp_MBTV.logsumexp(0) - math.log(len(logp_MBTV)), None
-
-    assert run(Mean(), logp, tokens)[1].bound_BT.isinf().all()
+    mean = FunctionRule("mean", lambda logp_MBTV: logp_MBTV.logsumexp(0) - math.log(len(logp_MBTV)))
+    assert run(ComposedRule(mean), logp, tokens)[1].bound_BT.isinf().all()
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

@@ -5,7 +5,6 @@ import torch
 
 import tessellm
 from tessellm.diagnose.interference import Rows
-from tessellm.diagnose.laws import hearing_of
 from tessellm.diagnose.recorder import log_probabilities
 from tessellm.diagnose.score import chance_right, sharpened
 from tessellm.diagnose.statistics import statistics
@@ -28,8 +27,8 @@ def test_it_is_high_for_a_clean_pair_and_low_for_a_contradiction():
 def rows_of_law(logp: torch.Tensor) -> Rows:
     """One text of one token, written greedily by Eq. 2."""
     rule, logp_MBTV = make_rule("product"), logp[:, None, None]
-    composed, _ = rule(logp_MBTV, torch.zeros(1, 1), torch.ones(1, 1), None)
-    found = statistics(logp_MBTV, composed, hearing_of(rule), ((),) * len(logp), None)
+    composed, _, why = rule.explain(logp_MBTV, torch.zeros(1, 1), torch.ones(1, 1), None)
+    found = statistics(logp_MBTV, composed, rule, ((),) * len(logp), why)
     columns = {name.rpartition("_")[0]: each[0] for name, each in found._asdict().items() if each is not None}
     columns["logprob"] = log_probabilities(logp_MBTV, composed, composed.argmax(-1))[0]
     return Rows(torch.zeros(1, dtype=torch.long), 1, columns)

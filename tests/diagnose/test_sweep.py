@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from tessellm.diagnose import sweep
-from tessellm.diagnose.laws import ends_on, hearing_of
 from tessellm.diagnose.statistics import statistics
-from tessellm.rules import RULES, make_rule, with_weights
-from tessellm.rules.evidence import explained
-from tessellm.rules.termination import Terminated
+from tessellm.rules import RULES, ComposedRule
+from tessellm.rules.termination import ends_on
 
 from test_row_statistics import ENDS, rows
 
@@ -18,11 +16,11 @@ from test_row_statistics import ENDS, rows
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_blocks_change_nothing(rule, policy, weights, monkeypatch):
     logp, tokens = rows(4, 300, 3, 3.0)
-    made = with_weights(Terminated(make_rule(rule), ENDS[:4], policy), weights)
-    composed, _, why = explained(made, logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
-    whole = statistics(logp, composed, hearing_of(made), ENDS[:4], why)
+    made = ComposedRule.make(rule, weights, ENDS[:4], policy)
+    composed, _, why = made.explain(logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
+    whole = statistics(logp, composed, made, ENDS[:4], why)
     monkeypatch.setattr(sweep, "BLOCK", 5 * 4 * 300)  # five of twelve rows, the last ones fewer
-    parts = statistics(logp, composed, hearing_of(made), ENDS[:4], why)
+    parts = statistics(logp, composed, made, ENDS[:4], why)
     for name, one, other in zip(whole._fields, whole, parts, strict=True):
         assert (one is None) == (other is None), name
         if one is not None:

@@ -10,7 +10,6 @@ import torch
 
 import tessellm
 from tessellm.diagnose.recorder import Recorder
-from tessellm.rules.evidence import explained
 
 from families import NAMES, family, random_ids
 
@@ -76,7 +75,7 @@ def test_watching_a_step_never_waits_for_the_device(models, rule, termination):
     recorder, shape = Recorder(model, last_only=True), (2, 1, model.config.vocab_size)
     logp_MBTV = torch.randn(3, *shape, device="cuda").log_softmax(-1)
     tokens_BT = torch.ones(2, 1, dtype=torch.long, device="cuda")
-    composed_BTV, _, why = explained(model.rule, logp_MBTV, tokens_BT, tokens_BT.bool(), None)
+    composed_BTV, _, why = model.rule.explain(logp_MBTV, tokens_BT, tokens_BT.bool(), None)
     recorder(logp_MBTV, tokens_BT, composed_BTV, why)  # what is copied to the device once is there now
     with waiting_is_an_error():
         recorder(logp_MBTV, tokens_BT, composed_BTV, why)

@@ -87,7 +87,8 @@ def test_long_texts_are_read_in_blocks(monkeypatch):
     blocks = rule.explain(logp, tokens, mask, None)
     monkeypatch.setattr("tessellm.rules.evidence.BLOCK", 1000)
     whole = rule.explain(logp, tokens, mask, None)
-    torch.testing.assert_close(blocks, whole)
+    torch.testing.assert_close(blocks[:2], whole[:2])
+    torch.testing.assert_close(blocks[2]._asdict(), whole[2]._asdict())
 
 
 @settings(max_examples=25, deadline=None)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tessellm.rules import Product, product
+from tessellm.rules import ComposedRule, Product, Rule, product
 from tessellm.rules.evidence import Evidence
-from tessellm.rules.termination import CONSERVATIVE, POLICIES, Terminated, as_event, ends_of, release
+from tessellm.rules.termination import CONSERVATIVE, POLICIES, as_event, ends_of, release
 
 import termination_reference as slow
 
@@ -19,7 +19,11 @@ def members(*shape: int, seed: int) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).log_softmax(-1)
 
 
-def run(rule: Terminated, logp: Tensor, seed: int = 0) -> Tensor:
+def terminated(rule: Rule, stops: tuple[tuple[int, ...], ...], policy: str) -> ComposedRule:
+    return ComposedRule(rule, stops=stops, policy=policy)
+
+
+def run(rule: Rule, logp: Tensor, seed: int = 0) -> Tensor:
     tokens = torch.randint(logp.shape[-1], logp.shape[1:3], generator=torch.Generator().manual_seed(seed))
     return rule(logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)[0]
 
@@ -41,7 +45,7 @@ def test_every_policy_gives_a_distribution(policy, inner, seed, share):
     holes = torch.rand(logits.shape, generator=generator) < share
     holes.scatter_(-1, logits.argmax(-1, keepdim=True), False)
     logp = logits.masked_fill(holes, -torch.inf).log_softmax(-1)
-    out = run(Terminated(inner, STOPS, policy), logp, seed)
+    out = run(terminated(inner, STOPS, policy), logp, seed)
     assert not out.isnan().any()
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 9), atol=1e-4, rtol=0)
 
@@ -58,7 +62,7 @@ def test_conservative_policies_keep_eq_2(policy, seed, experts):
     logits[active, :, torch.arange(12)] += torch.randn(12, 2, 8, generator=generator) * 4
     logp = logits.log_softmax(-1)
     for inner in (Product(), Evidence()):
-        out = run(Terminated(inner, ((7,),) * (experts + 1), policy), logp, seed)
+        out = run(terminated(inner, ((7,),) * (experts + 1), policy), logp, seed)
         assert ((out.exp() - product(logp).exp()).abs().sum(-1) / 2).max() < 1e-3
 
 
@@ -73,7 +77,7 @@ def test_owner_keeps_eq_2_but_for_the_choice_among_end_tokens(seed, experts):
     logp = logits.log_softmax(-1)
     expected = product(logp).exp()
     for inner in (Product(), Evidence()):
-        out = run(Terminated(inner, ((6, 7),) * (experts + 1), "owner"), logp, seed).exp()
+        out = run(terminated(inner, ((6, 7),) * (experts + 1), "owner"), logp, seed).exp()
         torch.testing.assert_close(out[..., :6], expected[..., :6], atol=1e-3, rtol=0)
         torch.testing.assert_close(out[..., 6:].sum(-1), expected[..., 6:].sum(-1), atol=1e-3, rtol=0)
 
@@ -85,22 +89,22 @@ def test_different_end_tokens_are_one_event():
     logits[1, ..., 7], logits[2, ..., 6] = -20.0, -20.0
     logp = logits.log_softmax(-1)
     stops = ((6, 7), (6,), (7,))
-    assert run(Terminated(Product(), stops, "rule"), logp)[..., 6:].exp().sum() < 0.01
+    assert run(terminated(Product(), stops, "rule"), logp)[..., 6:].exp().sum() < 0.01
     for policy in ("owner", "any", "mean"):
-        assert run(Terminated(Product(), stops, policy), logp)[..., 6:].exp().sum() > 0.9
+        assert run(terminated(Product(), stops, policy), logp)[..., 6:].exp().sum() > 0.9
 
 
 def test_the_base_policy_follows_the_base():
     logp = members(3, 1, 5, 8, seed=4)
-    out = run(Terminated(Product(), ((7,), (7,), (7,)), "base"), logp)
+    out = run(terminated(Product(), ((7,), (7,), (7,)), "base"), logp)
     torch.testing.assert_close(out[..., 7], logp[0, ..., 7], atol=1e-4, rtol=1e-4)
 
 
 def test_wrong_policies_say_what_is_known():
     with pytest.raises(ValueError, match=r"unknown termination policy 'never'.*owner"):
-        Terminated(Product(), STOPS, "never")
+        terminated(Product(), STOPS, "never")
     with pytest.raises(ValueError, match="end token"):
-        Terminated(Product(), ((), ()), "owner")
+        terminated(Product(), ((), ()), "owner")
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel
 
 from ..compose import compose
@@ -19,6 +18,7 @@ from ..decoding.members.low_rank import LowRank
 from ..errors import EngineError, nearest
 from ..members.adapters import share
 from ..model import ComposedForCausalLM
+from ..rules import FunctionRule, first_member
 
 RANK = 16
 KINDS = ("full", "lora")
@@ -103,25 +103,13 @@ def with_deltas(base: PreTrainedModel, rank: int = RANK) -> PreTrainedModel:
     return expert
 
 
-@dataclass(frozen=True)
-class OneMember:
-    """The rule of a composition that has nothing to combine."""
-
-    name: str = "one member"
-    window: int = 0
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return logp_MBTV[0], None
-
-
 def base_alone(model: ComposedForCausalLM) -> ComposedForCausalLM:
     """The base by itself, around the same tensors: what a composition is compared with."""
     config: Any = copy.deepcopy(model.config)
     config.members = config.members[:1]
-    config.rule, config.termination = {"name": "product"}, "rule"
-    alone = ComposedForCausalLM(config, {"base": model.base}, {"base": model.alignments["base"]})
-    alone.rule = OneMember()
-    return alone
+    config.termination = "rule"
+    rule = FunctionRule("one member", first_member)
+    return ComposedForCausalLM(config, {"base": model.base}, {"base": model.alignments["base"]}, rule)
 
 
 def first_experts(model: ComposedForCausalLM, count: int) -> ComposedForCausalLM:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..model import ComposedForCausalLM
 from ..model.rows import slices
-from ..rules import normalised, working_dtype
-from ..rules.evidence import Trace, explained
+from ..rules import Explanation, normalised, working_dtype
 from .cuda.compiled_rule import Decided, PlainRule, best
 from .members.groups import Members, member_logits
 from .requests import Request
@@ -88,8 +87,8 @@ class SlotState:
             buffers = self.other_states.get(self.kinds.get(voice, ())) if voice else self.rule_state
             heard_M = [logits[at_B] for logits in logits_M]
             rule = voice.rule if voice else self.rule
-            said_B1V, state, special.why[voice] = explained(
-                rule, normalised(heard_M), token_B1[at_B], real_B1[at_B], part(buffers, at_B)
+            said_B1V, state, special.why[voice] = rule.explain(
+                normalised(heard_M), token_B1[at_B], real_B1[at_B], part(buffers, at_B)
             )
             logp_BV[at_B] = said_B1V[:, -1]
             states.append((buffers, at_B, state))
@@ -131,7 +130,7 @@ class SlotState:
 
     def _begin(
         self, voice: Voice | None, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor
-    ) -> tuple[Tensor, Trace | None]:
+    ) -> tuple[Tensor, Explanation]:
         """What a rule says after a prompt, and why; its state begins."""
         rule = voice.rule if voice else self.rule
         state: Any = None
@@ -139,11 +138,11 @@ class SlotState:
         most = READ_AT_ONCE if self.device.type == "cpu" else READ_AT_ONCE_ON_GPU
         for start, stop in slices(token_BT.shape[1], elements, most):
             logp_MBTV = normalised([logits[:, start:stop] for logits in logits_M])
-            logp_BTV, state, why = explained(rule, logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)
+            logp_BTV, state, why = rule.explain(logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)
         if state is not None:
             for buffer, new in zip(self._buffers_for(voice, state), state, strict=True):
                 buffer[slot_B] = new
-        return logp_BTV[:, -1], why and Trace(*(column[:, -1:] for column in why))
+        return logp_BTV[:, -1], why.map(lambda column: column[:, -1:])
 
     def _buffers_for(self, voice: Voice | None, state: Any) -> Any:
         """Voices whose states are of one kind share buffers: a slot has one voice at a time."""

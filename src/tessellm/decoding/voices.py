@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..rules import Rule, normalised
-from ..rules.evidence import Trace
+from ..rules import ComposedRule, Explanation, Rule, normalised
 
 if TYPE_CHECKING:
     from .requests import Request
 
-# (logp_MB1V, composed_B1V, token_B1, why the rule said so where it can tell) -> [B, …] by name
-Watcher = Callable[[Tensor, Tensor, Tensor, Trace | None], Mapping[str, Tensor]]
+# (logp_MB1V, composed_B1V, token_B1, why the rule said so) -> [B, …] by name
+Watcher = Callable[[Tensor, Tensor, Tensor, Explanation], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
     """A rule over the same members in the place of the composition's own, and the tokens that end a text."""
 
-    rule: Rule
+    rule: ComposedRule
     ends: frozenset[int]
 
 
@@ -37,7 +36,7 @@ class Special:
 
     voices: dict[Voice | None, list[int]]
     watched: list[tuple[Watcher, Voice | None, list[Request], list[int]]]
-    why: dict[Voice | None, Trace | None] = field(default_factory=dict)  # of each voice's rows, once the pass is run
+    why: dict[Voice | None, Explanation] = field(default_factory=dict)  # of each voice's rows, once the pass is run
     seen: list[Mapping[str, Tensor]] = field(default_factory=list)  # of each watcher, then
 
     def window(self, own: Rule) -> int:
@@ -50,10 +49,11 @@ class Special:
             logp_MB1V = normalised([logits[at_B, -1:] for logits in logits_M])
             self.seen.append(watcher(logp_MB1V, composed_BV[at_B, None], token_B[at_B, None], self._why(voice, rows)))
 
-    def _why(self, voice: Voice | None, rows: Sequence[int]) -> Trace | None:
+    def _why(self, voice: Voice | None, rows: Sequence[int]) -> Explanation:
         """What the voice's rule says of these rows of its own."""
-        why, own = self.why[voice], self.voices[voice]
-        return why and Trace(*(column[[own.index(row) for row in rows]] for column in why))
+        own = self.voices[voice]
+        places = [own.index(row) for row in rows]
+        return self.why[voice].map(lambda column: column[places])
 
     def views(self) -> dict[Request, dict[str, Any]]:
         """What was seen of each request's row, on the host."""

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM
-from ..rules.evidence import Trace as Why
-from .laws import hearing_of
+from ..rules import Explanation
 from .statistics import Statistics, statistics
 
 
@@ -23,21 +22,21 @@ class Recorder:
     """Set it as the `observer` of a cache. With `last_only` it keeps one row a call: the next token's."""
 
     def __init__(self, model: ComposedForCausalLM, last_only: bool = False):
-        self.hearing = hearing_of(model.rule)
+        self.rule = model.rule
         self.ends = tuple(tuple(member.get("end_ids", ())) for member in model.config.members)
         self.last_only = last_only
         self.blocks: list[Statistics] = []
         self._said: list[Tensor] = []  # log-probabilities of the tokens that were written, [B, T, N]
         self._pending: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, composed_BTV: Tensor, why: Why | None) -> None:
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, composed_BTV: Tensor, why: Explanation) -> None:
         if self.last_only:
             logp_MBTV, tokens_BT, composed_BTV = logp_MBTV[:, :, -1:], tokens_BT[:, -1:], composed_BTV[:, -1:]
-            why = why and Why(*(each[:, -1:] for each in why))
+            why = why.map(lambda each: each[:, -1:])
         self._hear(tokens_BT[:, :1])
         if tokens_BT.shape[1] > 1:
             self._said.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
-        self.blocks.append(statistics(logp_MBTV, composed_BTV, self.hearing, self.ends, why))
+        self.blocks.append(statistics(logp_MBTV, composed_BTV, self.rule, self.ends, why))
         self._pending = alone(logp_MBTV[:, :, -1:]), alone(composed_BTV[:, -1:])
 
     def _hear(self, token_B1: Tensor) -> None:

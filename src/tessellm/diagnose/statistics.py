@@ -1,7 +1,9 @@
 """What is worth knowing of a row of log-probabilities: numbers, never distributions. What they take of whole rows is
 read in sweep.py; the rest follows here from that.
 
-Pure functions of tensors; nothing waits for the host. Divergences are between laws as the rule hears them (laws.py).
+Pure functions of tensors; nothing waits for the host. Divergences are between laws as the rule hears them:
+each expert tilted by its weight, all ways to stop as one event. So an expert with weight 0.5 is at distance zero from
+itself, and end tokens that differ are no interference.
 
 Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N voices: members, then composed.
 """
@@ -13,13 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..rules import Product, gates
-from ..rules.evidence import CLAIM, Evidence, Trace
+from ..rules import ComposedRule, Explanation
 from ..rules.gates import LOG_ZERO
-from ..rules.termination import log_left
-from .laws import Hearing, ends_on
+from ..rules.termination import ends_on, log_left
 from .sweep import Swept, sweep
 
+TOLD = ("evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT")  # by rules that weigh evidence
 ACTIVE = 0.1  # an expert is active where it diverges from the base by more than this (nats)
 
 
@@ -52,15 +53,15 @@ class Statistics(NamedTuple):
 
 @torch.no_grad()
 def statistics(
-    logp_MBTV: Tensor, composed_BTV: Tensor, hearing: Hearing, ends: tuple[tuple[int, ...], ...], why: Trace | None
+    logp_MBTV: Tensor, composed_BTV: Tensor, rule: ComposedRule, ends: tuple[tuple[int, ...], ...], why: Explanation
 ) -> Statistics:
     """`ends`: every member's end tokens; `why`: what the rule says of itself."""
-    swept = sweep(logp_MBTV.flatten(1, 2), composed_BTV.flatten(0, 1), hearing)
+    swept = sweep(logp_MBTV.flatten(1, 2), composed_BTV.flatten(0, 1), rule)
     shape: Any = composed_BTV.shape[:2]
     rows = Swept._make(None if each is None else each.unflatten(0, shape) for each in swept)
     gap_kl_BT, nearest_BT = rows.away_RM.min(-1)
     ids_BTNC = rows.top_ids_RNC
-    ideal_BT, idle_BT = idle_budget(hearing, rows.divergence_RK, rows.epsilon_RK, why)
+    ideal_BT, idle_BT = rule.idle_budget(rows.divergence_RK, rows.epsilon_RK, why)
     return Statistics(
         owner_BT=nearest_BT * (rows.away_RM[..., 0] > gap_kl_BT + ACTIVE),
         divergence_BTK=rows.divergence_RK,
@@ -80,7 +81,7 @@ def statistics(
         top_ids_BTNC=ids_BTNC,
         top_logprobs_BTNC=rows.top_logprobs_RNC,
         hazard_BTN=hazards(logp_MBTV, composed_BTV, ends),
-        **({} if why is None else of_evidence(hearing, why)),
+        **{name: why.more[name] for name in TOLD if name in why.more},
     )
 
 
@@ -93,39 +94,6 @@ def hazards(logp_MBTV: Tensor, composed_BTV: Tensor, stops: tuple[tuple[int, ...
     own_MBTE = logp_MBTV.index_select(-1, ends.token_E).exp() * ends.own_ME[:, None, None]
     any_BT = composed_BTV.index_select(-1, ends.token_E).exp().sum(-1)
     return torch.cat([own_MBTE.sum(-1), any_BT[None]]).permute(1, 2, 0)
-
-
-def of_evidence(hearing: Hearing, why: Trace) -> dict[str, Tensor]:
-    evidence_BTM = why.evidence_BTM
-    best_BT1 = evidence_BTM[..., 1:].amax(-1, keepdim=True)
-    return {
-        "evidence_BTM": evidence_BTM,
-        "trusted_BTM": evidence_BTM >= best_BT1 - hearing.rule.trust,
-        "interference_BT": why.interference_BT,
-        "blended_BT": why.blended_BT,
-    }
-
-
-def idle_budget(hearing: Hearing, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Trace | None) -> tuple[Tensor, Tensor]:
-    """The member whose law would be ideal, and a_t: how much ε all others that were heard bring in. By the approximate
-    theorem for Eq. 2; a gate hears less of everyone but the most divergent expert; where one owner speaks it is zero.
-    Of a rule that is not ours nothing is known: infinity."""
-    experts_K = torch.arange(1, kl_BTK.shape[-1] + 1, device=kl_BTK.device)
-    if isinstance(hearing.rule, Evidence) and why is not None:
-        about_BTK = why.divergence_BTM[..., 1:]
-        loudest_BT1 = about_BTK.argmax(-1, keepdim=True) + 1
-        epsilon_BTM = torch.nn.functional.pad(epsilon_BTK, (1, 0))
-        centre_BT1 = epsilon_BTM.gather(-1, why.centre_BT[..., None])  # ratios to it, by way of the base
-        others_BTK = (about_BTK > CLAIM) & (experts_K != loudest_BT1)
-        idle_BT = torch.where(others_BTK, epsilon_BTK + centre_BT1, 0.0).sum(-1)
-        ideal_BT = torch.where(why.blended_BT, loudest_BT1[..., 0], why.owner_BT)
-        return ideal_BT, torch.where(why.blended_BT, idle_BT, 0.0)
-    loudest_BT1 = (epsilon_BTK if isinstance(hearing.rule, Product) else kl_BTK).argmax(-1, keepdim=True) + 1
-    if isinstance(hearing.rule, gates.Owner):
-        return loudest_BT1[..., 0], torch.zeros_like(kl_BTK[..., 0])
-    if isinstance(hearing.rule, Product | gates.Gate):
-        return loudest_BT1[..., 0], torch.where(experts_K == loudest_BT1, 0.0, epsilon_BTK).sum(-1)
-    return loudest_BT1[..., 0], torch.full_like(kl_BTK[..., 0], torch.inf)
 
 
 def gap_bound(idle_BT: Tensor, event_BTN: Tensor | None, ideal_BT: Tensor) -> Tensor:

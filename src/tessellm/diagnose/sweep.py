@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..rules import Product
+from ..rules import ComposedRule
 from ..rules.gates import IMPOSSIBLE, LOG_ZERO
-from .laws import Hearing
 
 TOP = 5
 TINY = 1e-38  # p log p is 0 where p is
@@ -45,18 +44,18 @@ class Swept(NamedTuple):
     event_RN: Tensor | None  # log-probability of stopping, where that is an event of its own
 
 
-def sweep(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
+def sweep(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
     members, rows, vocabulary = logp_MRV.shape
     size = max(1, BLOCK // (members * vocabulary))
     if logp_MRV.device.type != "cpu" or rows <= size:
-        return block(logp_MRV, composed_RV, hearing)
+        return block(logp_MRV, composed_RV, rule)
     parts = zip(logp_MRV.split(size, 1), composed_RV.split(size), strict=True)
-    found = [block(logp, composed, hearing) for logp, composed in parts]
+    found = [block(logp, composed, rule) for logp, composed in parts]
     return Swept._make(None if each[0] is None else torch.cat(each) for each in zip(*found, strict=True))
 
 
-def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
-    law_MRV, spoken_RV = hearing.members(logp_MRV[:, None])[:, 0], hearing.composed(composed_RV[None])[0]
+def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
+    law_MRV, spoken_RV = rule.members_heard(logp_MRV[:, None])[:, 0], rule.itself_heard(composed_RV[None])[0]
     safe_MRV, prob_MRV, voice_RV = law_MRV.clamp_min(LOG_ZERO), law_MRV.exp(), spoken_RV.exp()
     ratio_KRV = safe_MRV[1:] - safe_MRV[0]
     entropy_MR = -torch.linalg.vecdot(prob_MRV, safe_MRV)
@@ -68,16 +67,16 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, hearing: Hearing) -> Swept:
     total_R1 = product_RV.sum(-1, keepdim=True)
     top_MRC, member_ids_MRC = likeliest(logp_MRV)
     top_RC, ids_RC = likeliest(composed_RV)
-    favourite_KR1 = (member_ids_MRC[1:] if hearing.plain else likeliest(law_MRV[1:])[1])[..., :1]
+    favourite_KR1 = (member_ids_MRC[1:] if rule.hears_members_as_they_are else likeliest(law_MRV[1:])[1])[..., :1]
     pair_log_z_RKK, pair_accord_RKK = pairs(prob_MRV, ratio_KRV, favourite_KR1)
 
     away_RM = (-spoken_entropy_R - torch.einsum("rv,mrv->mr", voice_RV, safe_MRV)).clamp_min_(0).T
     clash_R = gap_R = distance_to(away_RM.argmin(-1), voice_RV, prob_MRV)
-    if hearing.stops is not None or not isinstance(hearing.rule, Product):
+    if not rule.is_product:
         product_RV.div_(total_R1)
         nearest_R = torch.einsum("rv,mrv->rm", product_RV, safe_MRV).argmax(-1)
         clash_R = distance_to(nearest_R, product_RV, prob_MRV)
-    event_MR, spoken_R = hearing.event(law_MRV), hearing.event(spoken_RV)
+    event_MR, spoken_R = rule.stop_event(law_MRV), rule.stop_event(spoken_RV)
     return Swept(
         divergence_RK=torch.linalg.vecdot(prob_MRV[1:], ratio_KRV).clamp_min_(0).T,
         jensen_shannon_RK=jensen_shannon(prob_MRV, entropy_MR).T,

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import MemberError, nearest
 from ..model import ComposedConfig, ComposedForCausalLM
+from ..rules import FunctionRule, first_member
 from ..vocabulary import Alignment
 
-
-@dataclass(frozen=True)
-class Alone:
-    """The rule of a composition that has one member: that member speaks."""
-
-    name = "alone"
-    window = 0
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return logp_MBTV[0], None
+ALONE = FunctionRule("alone", first_member)  # the rule of a composition that has one member
 
 
 def alone(model: ComposedForCausalLM, name: str) -> ComposedForCausalLM:
@@ -47,7 +37,7 @@ def with_rule(model: ComposedForCausalLM, rule: str, weights: Sequence[float] | 
         return model
     members = {name: model.member(name) for name in model.members}
     config = cast(ComposedConfig, copy.deepcopy(model.config))
-    other = _dressed(ComposedForCausalLM(config, members, model.alignments, model._plain_rule), model)
+    other = _dressed(ComposedForCausalLM(config, members, model.alignments, model.rule.rule), model)
     other.set_rule(None if own else rule, weights)
     return other
 
@@ -58,9 +48,9 @@ def _single(
     name = entry["name"]
     config = cast(ComposedConfig, copy.deepcopy(model.config))
     config.members = [{**entry, "weight": 1.0}]
-    config.rule, config.termination = {"name": Alone.name}, "rule"
+    config.rule, config.termination = ALONE.describe(), "rule"
     config.eos_token_id = list(entry.get("end_ids", ())) or config.eos_token_id
-    single = _dressed(ComposedForCausalLM(config, {name: member}, {name: alignment}, Alone()), model)
+    single = _dressed(ComposedForCausalLM(config, {name: member}, {name: alignment}, ALONE), model)
     single.generation_config.eos_token_id = config.eos_token_id
     return single
 

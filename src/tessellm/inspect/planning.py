@@ -26,7 +26,7 @@ from ..members import Loading, load_config
 from ..members.gguf_files import count_parameters
 from ..members.sources import Source, check, find
 from ..recipe import read_recipe
-from ..rules import plain_rule
+from ..rules import ComposedRule
 
 GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
@@ -196,8 +196,8 @@ def read_needs(model: str, dtype: str | None = None) -> Needs:
     for name, (source, kind) in places.items():
         sizes.append(_member_size(name, source, kind, sizes[0] if sizes else None, places["base"][0], dtype))
     stored = DTYPES[dtype] if dtype else max(2, sizes[0].weight_bytes // max(1, sizes[0].parameters))
-    plain, _ = plain_rule(rule)
-    return Needs(tuple(sizes), plain.name, stored, bool(plain.window))
+    made = ComposedRule.make(rule)
+    return Needs(tuple(sizes), made.name, stored, bool(made.window))
 
 
 def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:

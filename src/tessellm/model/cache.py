@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from ..rules import Rule
-from ..rules.evidence import explained
+from ..rules import Explanation, Rule
 
-Observer = Callable[[Tensor, Tensor, Tensor, Any], None]
-"""Called with every row that is composed: logp_MBTV, the tokens fed, the composed logp_BTV, and why (or None)."""
+Observer = Callable[[Tensor, Tensor, Tensor, Explanation], None]
+"""Called with every row that is composed: logp_MBTV, the tokens fed, the composed logp_BTV, and why."""
 
 
 class ComposedCache(Cache):
@@ -43,7 +42,7 @@ class ComposedCache(Cache):
         if self.observer is None:
             logp_BTV, self.state = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
         else:
-            logp_BTV, self.state, why = explained(self.rule, logp_MBTV, tokens_BT, mask_BT, state)
+            logp_BTV, self.state, why = self.rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
             self.observer(logp_MBTV, tokens_BT, logp_BTV, why)
         return logp_BTV
 

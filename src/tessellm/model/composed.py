@@ -16,21 +16,12 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import MemberError, PromptError
-from ..rules import LARGEST_WEIGHT, Rule, default_termination, describe_rule, normalised, plain_rule, with_weights
-from ..rules.termination import Terminated, check_policy
+from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination, normalised
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
 from .hf_generate import ComposedGenerationMixin
 from .rows import kept_rows, mask_rows, slices
-
-
-def complete_rule(plain: Rule, weights: Sequence[float], ends: Sequence[Sequence[int]], termination: str) -> Rule:
-    """A rule as it runs: over weighted experts, with its policy for stopping. `ends`: each member's end tokens."""
-    stops = tuple(tuple(ids) for ids in ends)
-    check_policy(termination)
-    stopping = termination != "rule" and any(stops)
-    return with_weights(Terminated(plain, stops, termination) if stopping else plain, weights)
 
 
 @dataclass
@@ -51,14 +42,14 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
     loaded_members: tuple = ()  # members.Member: where each came from
     notes: tuple[str, ...] = ()  # what a user should know of how the members fit together
     tokenizer: Any = None
-    _plain_rule: Rule
+    rule: ComposedRule
 
     def __init__(
         self,
         config: ComposedConfig,
         members: Mapping[str, PreTrainedModel] | None = None,
         alignments: Mapping[str, Alignment] | None = None,
-        rule: Rule | None = None,
+        rule: RuleLike | None = None,
     ):
         super().__init__(config)
         if not members:
@@ -78,26 +69,26 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         self.eval()
 
     def set_rule(
-        self,
-        rule: str | Mapping[str, Any] | Rule | None = None,
-        weights: Sequence[float] | None = None,
-        termination: str | None = None,
+        self, rule: RuleLike | None = None, weights: Sequence[float] | None = None, termination: str | None = None
     ) -> None:
         """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
         A new rule stops as suits it, unless `termination` says otherwise."""
-        plain, own_weights = plain_rule(rule) if rule is not None else (self._plain_rule, None)
-        given = next(each for each in (own_weights, weights, self.config.weights) if each is not None)
-        numbers = [float(weight) for weight in given]
-        if len(numbers) != len(self.members) - 1 or not all(abs(number) <= LARGEST_WEIGHT for number in numbers):
-            count, most = len(self.members) - 1, f"{LARGEST_WEIGHT:,.0f}"
-            raise MemberError(f"expected {count} weights within ±{most}, one an expert; got {numbers}")
-        if termination is None:
-            termination = self.config.termination if rule is None else default_termination(plain.name)
+        if rule is None:
+            rule, termination = self.rule.rule, self.config.termination if termination is None else termination
         ends = [member.get("end_ids", ()) for member in self.config.members]
-        self.rule, self._plain_rule = complete_rule(plain, numbers, ends, termination), plain
-        self.config.rule, self.config.termination = describe_rule(plain), termination
+        made = ComposedRule.make(rule, self.config.weights if weights is None else weights, ends, termination)
+        numbers = self._checked_weights(made)
+        self.rule, self.config.rule = made, made.describe()
+        self.config.termination = default_termination(made.name) if termination is None else termination
         for member, number in zip(self.config.members[1:], numbers, strict=True):
             member["weight"] = number
+
+    def _checked_weights(self, rule: ComposedRule) -> list[float]:
+        numbers, count = [float(weight) for weight in rule.weights or ()], len(self.members) - 1
+        if len(numbers) != count or not all(abs(number) <= LARGEST_WEIGHT for number in numbers):
+            most = f"{LARGEST_WEIGHT:,.0f}"
+            raise MemberError(f"expected {count} weights within ±{most}, one an expert; got {numbers}")
+        return numbers
 
     @property
     def base(self) -> PreTrainedModel:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..errors import GenerationError
-from ..rules import Product, product_scores
+from ..rules import product_scores
 from .composed import ComposedForCausalLM
 
 
@@ -107,7 +106,7 @@ class _Cloud:
         pad: int | None,
     ):
         self.model, self.ends_E, self.shape = model, ends_E, (len(input_ids), particles)
-        self.weights = cast(Product, model.rule).weights
+        self.weights = model.rule.weights
         pad = pad if pad is not None else model.config.pad_token_id
         self.pad = pad if pad is not None else int(ends_E[0]) if len(ends_E) else 0
         mask = torch.ones_like(input_ids) if mask is None else mask
@@ -201,7 +200,7 @@ def _end_tokens(model: ComposedForCausalLM, given: int | list[int] | None, like:
 
 
 def _check(model: ComposedForCausalLM, input_ids: Tensor, particles: int, steps: int, below: float) -> None:
-    if not isinstance(model.rule, Product):
+    if not model.rule.is_product:
         raise GenerationError(
             f"particles sample from the product of the members; this model's rule is {model.rule.name!r}. "
             'Use model.set_rule("product"), or leave particles out and decode by the rule'

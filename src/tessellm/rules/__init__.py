@@ -1,10 +1,10 @@
 """Rules: how log-probabilities combine into one next-token law. Pure functions of tensors; imports torch alone."""
 
-from .product import (
+from .base import BaseRule, FunctionRule, first_member
+from .complete import ComposedRule, RuleLike, make_rule
+from .equation import (
     LARGEST_WEIGHT,
     LOG_FLOOR,
-    Product,
-    Weighted,
     member_counts,
     normalise,
     normalised,
@@ -13,28 +13,32 @@ from .product import (
     tilt,
     working_dtype,
 )
-from .protocol import Rule
-from .table import DEFAULT, RULES, RuleEntry, default_termination, describe_rule, make_rule, plain_rule, with_weights
+from .product import Product
+from .protocol import Explanation, Rule, Weights
+from .table import DEFAULT, RULES, RuleEntry, default_termination
 
 __all__ = [
     "DEFAULT",
     "LARGEST_WEIGHT",
     "LOG_FLOOR",
     "RULES",
+    "BaseRule",
+    "ComposedRule",
+    "Explanation",
+    "FunctionRule",
     "Product",
     "Rule",
     "RuleEntry",
-    "Weighted",
+    "RuleLike",
+    "Weights",
     "default_termination",
-    "describe_rule",
+    "first_member",
     "make_rule",
     "member_counts",
     "normalise",
     "normalised",
-    "plain_rule",
     "product",
     "product_scores",
     "tilt",
-    "with_weights",
     "working_dtype",
 ]

@@ -21,20 +21,20 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, W window, F fe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .gates import IMPOSSIBLE, LOG_ZERO
-from .sums import against_base, weighted_sum
+from .base import BaseRule
+from .claims import CLAIM, Claims, read_claims
+from .protocol import Explanation
 
-CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
 SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
-BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
 CAP = 4.0  # one contested step counts at most this much interference (nats)
 CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
@@ -50,80 +50,6 @@ class EvidenceState(NamedTuple):
     entropy_BM: Tensor  # of that row
     started_B: Tensor  # False before the first real position
     ring_BWF: Tensor  # features of the last W real positions, oldest first
-
-
-class Trace(NamedTuple):
-    """Why each row came out as it did."""
-
-    owner_BT: Tensor  # who decides; 0 where Eq. 2 speaks over several claimants or none
-    centre_BT: Tensor  # the member that says what an idle expert would
-    divergence_BTM: Tensor  # KL(p_m ‖ p_centre), 0 for the base
-    novelty_BTM: Tensor  # the least KL(p_m ‖ p_l) over the others
-    evidence_BTM: Tensor  # Σ log(p_m + SOFT) over the run
-    leader_BT: Tensor  # the expert that the evidence of the run singles out, 0 if it does not
-    standing_BT: Tensor  # the last run's leader, 0 before there was one
-    log_z_BT: Tensor  # of Eq. 2 over the claimants, about the centre
-    interference_BT: Tensor  # mean |log Z| of contested steps over the positions of the window
-    blended_BT: Tensor  # True where Eq. 2 speaks
-
-
-class Rows(NamedTuple):
-    """What one row of log-probabilities says by itself."""
-
-    centre_BT: Tensor
-    support_BT: Tensor
-    divergence_BTM: Tensor
-    novelty_BTM: Tensor
-    entropy_BTM: Tensor
-    claim_BTM: Tensor
-    contested_BT: Tensor
-    blend_BTV: Tensor
-    log_z_BT: Tensor
-
-
-def explained(
-    rule: Any, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
-) -> tuple[Tensor, Any, Trace | None]:
-    """Any rule, and why it said what it did, where it can tell."""
-    if not hasattr(rule, "explain"):
-        return *rule(logp_MBTV, tokens_BT, mask_BT, state), None
-    why: tuple[Tensor, Any, Trace | None] = rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
-    return why
-
-
-def read_rows(logp_MBTV: Tensor) -> Rows:
-    """Pairwise divergences, the centre, the claimants, and Eq. 2 over them."""
-    members = logp_MBTV.shape[0]
-    safe_MBTV = logp_MBTV.clamp_min(LOG_ZERO)
-    prob_MBTV = logp_MBTV.exp()
-    cross_BTMM, base_BTM = against_base(prob_MBTV, safe_MBTV)
-    own_BTM = cross_BTMM.diagonal(dim1=-2, dim2=-1)
-    kl_BTMM = (own_BTM[..., None] - cross_BTMM).clamp_min(0)  # KL(p_m ‖ p_n)
-    entropy_BTM = -(own_BTM + base_BTM)
-
-    index_M = torch.arange(members, device=logp_MBTV.device)
-    alike_BTM = (-(kl_BTMM + kl_BTMM.mT) / 2).exp().sum(-1)
-    centre_BT = (alike_BTM + BASE_FIRST * (index_M == 0)).argmax(-1)
-    is_centre_BTM = centre_BT[..., None] == index_M
-    support_BT = (alike_BTM * is_centre_BTM).sum(-1)
-    divergence_BTM = (kl_BTMM * is_centre_BTM[..., None, :]).sum(-1) * (index_M > 0)
-    loudest_BT1 = divergence_BTM[..., 1:].argmax(-1, keepdim=True) + 1
-    claim_BTM = (divergence_BTM > CLAIM) | (index_M == loudest_BT1)
-    contested_BT = claim_BTM.sum(-1) > 1
-
-    lost_BT11 = (centre_BT > 0)[..., None, None]  # a lost base is nobody to be compared with
-    ignored_BTMM = (index_M[:, None] == index_M) | (lost_BT11 & (index_M == 0))
-    nearest_BTM = kl_BTMM.masked_fill(ignored_BTMM, torch.inf).amin(-1)
-    novelty_BTM = torch.where(nearest_BTM.isinf(), divergence_BTM, nearest_BTM)
-
-    count_BTM = claim_BTM + (1 - claim_BTM.sum(-1, keepdim=True)) * is_centre_BTM  # Eq. 2 about the centre
-    score_BTV = weighted_sum(count_BTM.to(logp_MBTV.dtype), safe_MBTV)
-    log_z_BT = score_BTV.logsumexp(-1)
-    blend_BTV = score_BTV - log_z_BT[..., None]
-    blend_BTV = blend_BTV.masked_fill(blend_BTV < IMPOSSIBLE, -torch.inf)
-    return Rows(
-        centre_BT, support_BT, divergence_BTM, novelty_BTM, entropy_BTM, claim_BTM, contested_BT, blend_BTV, log_z_BT
-    )
 
 
 def observe(
@@ -173,8 +99,58 @@ def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
     return line_BLF.gather(1, flat_BJF).view(batch, steps, window, features)
 
 
+def choose(rows: Claims, trusted_BTM: Tensor, ahead_BT1: Tensor, standing_BT: Tensor) -> Tensor:
+    """The owner, should there be one; `ahead` is the expert with the best evidence, the first being 0."""
+    trusted_BTK = rows.claim_BTM[..., 1:] & trusted_BTM[..., 1:]
+    novelty_BTK = rows.novelty_BTM[..., 1:].masked_fill(~trusted_BTK, -1)
+    most_BT1, novel_BT1 = novelty_BTK.max(-1, keepdim=True)
+    speaker_BT = torch.where(most_BT1 < 0, ahead_BT1, novel_BT1)[..., 0] + 1
+    again_BT1 = novelty_BTK.gather(-1, (standing_BT - 1).clamp_min(0)[..., None])
+    stands_BT = (again_BT1 >= STANDING * most_BT1.clamp_min(0))[..., 0] & (rows.support_BT > SUPPORT)
+    return torch.where(stands_BT & (standing_BT > 0), standing_BT, speaker_BT)
+
+
+def explanation(rows: Claims, blended_BT: Tensor, speaker_BT: Tensor, **weighed: Tensor) -> Explanation:
+    """Why each row came out as it did. In `more`:
+
+    centre_BT        the member that says what an idle expert would
+    divergence_BTM   KL(p_m ‖ p_centre), 0 for the base
+    novelty_BTM      the least KL(p_m ‖ p_l) over the others
+    evidence_BTM     Σ log(p_m + SOFT) over the run
+    trusted_BTM      who is within `trust` of the best-evidenced expert
+    leader_BT        the expert that the evidence of the run singles out, 0 if it does not
+    standing_BT      the last run's leader, 0 before there was one
+    interference_BT  mean |log Z| of contested steps over the positions of the window
+    blended_BT       True where Eq. 2 speaks
+    run_owner_BT     who may end the text: stopping cannot be taken back, so where the members interfere it is the owner
+                     of the run, by its evidence or by that of the last run, before anyone who merely has something to
+                     say now
+    """
+    index_M = torch.arange(rows.claim_BTM.shape[-1], device=blended_BT.device)
+    speaks_BTM = torch.where(blended_BT[..., None], rows.claim_BTM, index_M == speaker_BT[..., None])
+    speaks_BTM, count_BT = speaks_BTM.to(rows.log_z_BT.dtype), speaks_BTM.sum(-1)
+    owner_BT = speaks_BTM.argmax(-1) * (count_BT == 1)  # 0 where Eq. 2 speaks over several claimants
+    steady_BT = torch.where(weighed["leader_BT"] > 0, weighed["leader_BT"], weighed["standing_BT"])
+    more = {
+        "centre_BT": rows.centre_BT,
+        "divergence_BTM": rows.divergence_BTM,
+        "novelty_BTM": rows.novelty_BTM,
+        "blended_BT": blended_BT,
+        "run_owner_BT": torch.where(blended_BT | (steady_BT == 0), owner_BT, steady_BT),
+        **weighed,
+    }
+    return Explanation(speaks_BTM / count_BT[..., None], owner_BT, rows.log_z_BT, more)
+
+
+def joined(whys: Sequence[Explanation]) -> Explanation:
+    """Put blocks of one text together."""
+    belief, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
+    more = {name: torch.cat([why.more[name] for why in whys], 1) for name in whys[0].more}
+    return Explanation(belief, owner, log_z, more)
+
+
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(BaseRule):
     """The rule object. `trust`: how far behind the best-evidenced expert another may be and still speak (nats).
     `interference`: how large |log Z|, averaged over the window's positions and 0 where no step is contested, may be for
     Eq. 2 to speak (nats)."""
@@ -209,47 +185,45 @@ class Evidence:
 
     def explain(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
-    ) -> tuple[Tensor, EvidenceState, Trace]:
-        """The rule, and why. Long texts are read in blocks, which changes nothing but the memory that it takes."""
+    ) -> tuple[Tensor, EvidenceState, Explanation]:
+        """Run the rule and say why, in `more` as `explanation` lists it. Long texts are read in blocks, which changes
+        nothing but the memory that it takes."""
         if logp_MBTV.shape[2] <= BLOCK:
             return self.explain_block(logp_MBTV, tokens_BT, mask_BT, state)
-        parts, traces = [], []
+        parts, whys = [], []
         blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
         for block in blocks:
-            logp_BTV, state, trace = self.explain_block(*block, state)
+            logp_BTV, state, why = self.explain_block(*block, state)
             parts.append(logp_BTV)
-            traces.append(trace)
+            whys.append(why)
         assert state is not None
-        return torch.cat(parts, 1), state, Trace(*(torch.cat(pieces, 1) for pieces in zip(*traces, strict=True)))
+        return torch.cat(parts, 1), state, joined(whys)
 
     def explain_block(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
-    ) -> tuple[Tensor, EvidenceState, Trace]:
+    ) -> tuple[Tensor, EvidenceState, Explanation]:
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         mask_BT = mask_BT.bool()
         state = self.start(logp_MBTV) if state is None else state
-        rows = read_rows(logp_MBTV)
+        rows = read_claims(logp_MBTV)
         credit_BTM, ends_BT = observe(logp_MBTV, rows.entropy_BTM, tokens_BT, mask_BT, state)
         ends_BT = ends_BT.to(credit_BTM.dtype)
         cost_BT = rows.log_z_BT.abs().clamp_max(CAP) * rows.contested_BT
         new_BTF = torch.cat([credit_BTM, torch.stack([ends_BT, torch.ones_like(cost_BT), cost_BT], -1)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         evidence_BTM, standing_BT, interference_BT = self.weigh(window_BTWF)
-        speaker_BT = self.choose(rows, evidence_BTM, standing_BT)
-        calm_BT = rows.log_z_BT.abs() <= CALM
-        blended_BT = calm_BT & (interference_BT <= self.interference)
         best_BT1, ahead_BT1 = evidence_BTM[..., 1:].max(-1, keepdim=True)
-        rivals_BT = (evidence_BTM[..., 1:] >= best_BT1 - self.trust).sum(-1)
-        leader_BT = (ahead_BT1[..., 0] + 1) * (rivals_BT == 1)
+        trusted_BTM = evidence_BTM >= best_BT1 - self.trust
+        leader_BT = (ahead_BT1[..., 0] + 1) * (trusted_BTM[..., 1:].sum(-1) == 1)
+        speaker_BT = choose(rows, trusted_BTM, ahead_BT1, standing_BT)
+        blended_BT = (rows.log_z_BT.abs() <= CALM) & (interference_BT <= self.interference)
         at_BTV = speaker_BT[None, ..., None].expand(1, *logp_MBTV.shape[1:])
         logp_BTV = torch.where(blended_BT[..., None], rows.blend_BTV, logp_MBTV.gather(0, at_BTV)[0])
-        sole_BT = rows.claim_BTM.sum(-1) == 1
-        owner_BT = torch.where(blended_BT, rows.claim_BTM.float().argmax(-1) * sole_BT, speaker_BT)
-        trace = Trace(
-            owner_BT, rows.centre_BT, rows.divergence_BTM, rows.novelty_BTM, evidence_BTM,
-            leader_BT, standing_BT, rows.log_z_BT, interference_BT, blended_BT,
+        why = explanation(
+            rows, blended_BT, speaker_BT, evidence_BTM=evidence_BTM, trusted_BTM=trusted_BTM,
+            leader_BT=leader_BT, standing_BT=standing_BT, interference_BT=interference_BT,
         )  # fmt: skip
-        return logp_BTV, self.advance(logp_MBTV, rows, window_BTWF, mask_BT, state), trace
+        return logp_BTV, self.advance(logp_MBTV, rows, window_BTWF, mask_BT, state), why
 
     def weigh(self, window_BTWF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Evidence of the present run, the owner of the last run that had a clear one, and the mean interference. The
@@ -268,20 +242,8 @@ class Evidence:
         standing_BT = ((leader_BTW1[..., 0] + 1).gather(-1, latest_BT1) * (latest_BT1 > 0))[..., 0]
         return run_BTWM[..., -1, :], standing_BT, interference_BT
 
-    def choose(self, rows: Rows, evidence_BTM: Tensor, standing_BT: Tensor) -> Tensor:
-        """The owner, should there be one."""
-        expert_BTK = evidence_BTM[..., 1:]
-        best_BT1, leader_BT1 = expert_BTK.max(-1, keepdim=True)
-        trusted_BTK = rows.claim_BTM[..., 1:] & (expert_BTK >= best_BT1 - self.trust)
-        novelty_BTK = rows.novelty_BTM[..., 1:].masked_fill(~trusted_BTK, -1)
-        most_BT1, novel_BT1 = novelty_BTK.max(-1, keepdim=True)
-        speaker_BT = torch.where(most_BT1 < 0, leader_BT1, novel_BT1)[..., 0] + 1
-        again_BT1 = novelty_BTK.gather(-1, (standing_BT - 1).clamp_min(0)[..., None])
-        stands_BT = (again_BT1 >= STANDING * most_BT1.clamp_min(0))[..., 0] & (rows.support_BT > SUPPORT)
-        return torch.where(stands_BT & (standing_BT > 0), standing_BT, speaker_BT)
-
     def advance(
-        self, logp_MBTV: Tensor, rows: Rows, window_BTWF: Tensor, mask_BT: Tensor, state: EvidenceState
+        self, logp_MBTV: Tensor, rows: Claims, window_BTWF: Tensor, mask_BT: Tensor, state: EvidenceState
     ) -> EvidenceState:
         """The state after the chunk: its last real row, or the old state where there is none."""
         if mask_BT.shape[1] == 1:
@@ -299,3 +261,16 @@ class Evidence:
             state.started_B | any_B,
             torch.where(any_B[:, None, None], ring_BWF, state.ring_BWF),
         )
+
+    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
+        """As Eq. 2 over the claimants, about the centre; zero where one owner speaks."""
+        about_BTK = why.more["divergence_BTM"][..., 1:]
+        expert_K = torch.arange(1, kl_BTK.shape[-1] + 1, device=kl_BTK.device)
+        loudest_BT1 = about_BTK.argmax(-1, keepdim=True) + 1
+        epsilon_BTM = torch.nn.functional.pad(epsilon_BTK, (1, 0))
+        centre_BT1 = epsilon_BTM.gather(-1, why.more["centre_BT"][..., None])  # ratios to it, by way of the base
+        others_BTK = (about_BTK > CLAIM) & (expert_K != loudest_BT1)
+        idle_BT = torch.where(others_BTK, epsilon_BTK + centre_BT1, 0.0).sum(-1)
+        blended_BT = why.more["blended_BT"]
+        ideal_BT = torch.where(blended_BT, loudest_BT1[..., 0], why.owner_BT)
+        return ideal_BT, torch.where(blended_BT, idle_BT, 0.0)

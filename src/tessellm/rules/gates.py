@@ -1,4 +1,4 @@
-"""Rules without state: Eq. 2 with less of its tail noise. Pure functions of log-probabilities; imports torch alone.
+"""Rules without state: Eq. 2 with less of its tail noise. Pure functions of log-probabilities, and their rule objects.
 
 Eq. 2 divides by the base once an expert, so k idle experts add up k errors in the tail, where nobody meant anything.
 Each rule here lets the most divergent expert speak in full and listens less to the others. Each is a conservative
@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .base import BaseRule, loudest_alone
+from .protocol import Explanation
 
 LOG_ZERO = -1e4  # log 0, in differences and sums
 IMPOSSIBLE = -5e3  # a combined token below this was impossible for a speaking member
@@ -83,11 +86,8 @@ GATES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Gate:
+class Gate(BaseRule):
     """A rule object over one of the functions above; its fields are the function's parameters."""
-
-    name: str
-    window: int = 0
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
@@ -98,10 +98,18 @@ class Gate:
         logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
         return GATES[self.name](logp_MBTV, **vars(self)), None
 
+    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
+        """A gate hears all of the most divergent expert, and less of the others than Eq. 2 does."""
+        return loudest_alone(kl_BTK, epsilon_BTK)
+
 
 @dataclass(frozen=True)
 class Owner(Gate):
     name = "owner"
+
+    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
+        """Nobody else is heard."""
+        return kl_BTK.argmax(-1) + 1, torch.zeros_like(kl_BTK[..., 0])
 
 
 @dataclass(frozen=True)

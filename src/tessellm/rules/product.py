@@ -1,125 +1,42 @@
-"""Eq. 2, alone and over weighted experts: pure functions of log-probabilities."""
+"""The rule `product`: Eq. 2 as a rule object. The equation itself is in equation.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .evidence import Trace, explained
-from .protocol import Rule
-
-LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
-LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
-
-
-def product(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:
-    """Eq. 2 with weights: log p̂ = log p_b + Σ_i w_i (log p_i − log p_b) − log Z (arXiv 2605.28304).
-
-    Any dimensions may stand between the members (first) and the vocabulary (last). The result is normalised, in
-    float32 at least. All weights 1 is the paper's rule; one expert with weight 1 is that expert; a negative weight
-    is an anti-expert. Weights are used as they are, never divided by their sum.
-
-    Zeros are defined: a token is impossible where a member that counts positively gives it probability 0. Where
-    only a negatively counted member does, its log 0 is read as −10⁴, so the token outranks the others. A member
-    that counts zero has no say. If nothing is possible, the members contradict each other, and the base speaks.
-    """
-    return normalise(product_scores(logp_MBV, weights_K), fallback=logp_MBV[0])
-
-
-def product_scores(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:
-    """Eq. 2 before it is normalised. The log of its sum over the vocabulary is log Z, the interference."""
-    count_M = member_counts(weights_K, logp_MBV)
-    floor_M = torch.where(count_M > 0, -torch.inf, LOG_FLOOR)  # a positive member may say "impossible", others not
-    floored_MBV = torch.maximum(logp_MBV.to(count_M.dtype), floor_M.view(-1, *[1] * (logp_MBV.ndim - 1)))
-    return torch.tensordot(count_M, floored_MBV, dims=1)
-
-
-def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) -> Tensor:
-    """How often each member counts in the sum of log-probabilities: 1 − Σ w for the base, w_i for expert i."""
-    experts = logp_MBV.shape[0] - 1
-    if experts < 1:
-        raise ValueError("a rule takes the base and at least one expert; it was given one member")
-    if weights_K is None:
-        weights_K = [1.0] * experts
-    weight_K = _on_device(weights_K, logp_MBV)
-    if weight_K.shape != (experts,):
-        raise ValueError(f"expected {experts} weights, one an expert; got shape {tuple(weight_K.shape)}")
-    return torch.cat([1 - weight_K.sum(0, keepdim=True), weight_K])
-
-
-def _on_device(weights_K: Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """Weights where the log-probabilities are. Not copied there from the host, which a CUDA graph does not allow."""
-    dtype = working_dtype(like)
-    if isinstance(weights_K, Tensor):
-        return weights_K.to(like.device, dtype)
-    return torch.cat([like.new_zeros(0, dtype=dtype), *(like.new_full((1,), w, dtype=dtype) for w in weights_K)])
-
-
-def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
-    """Log-softmax; rows in which nothing is possible become the fallback."""
-    impossible_B1 = score_BV.amax(-1, keepdim=True) == -torch.inf
-    return torch.where(impossible_B1, fallback.to(score_BV.dtype), score_BV).log_softmax(-1)
-
-
-def tilt(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor) -> Tensor:
-    """Put p_i^(w) ∝ p_b^(1−w_i) p_i^(w_i) in the place of every expert: what a weight means to every other rule."""
-    dtype, weight_K = working_dtype(logp_MBV), _on_device(weights_K, logp_MBV)
-    pairs = zip(logp_MBV[1:].to(dtype), weight_K.unbind(), strict=True)
-    base_BV = logp_MBV[0].to(dtype)
-    return torch.stack([base_BV, *(product(torch.stack([base_BV, p]), w[None]) for p, w in pairs)])
-
-
-def working_dtype(logp: Tensor) -> torch.dtype:
-    """Half precision is never enough to combine log-probabilities."""
-    return torch.promote_types(logp.dtype, torch.float32)
-
-
-def normalised(logits_M: Sequence[Tensor] | Tensor) -> Tensor:
-    """The members' log-probabilities, stacked, in a precision that is enough to combine them."""
-    if isinstance(logits_M, Tensor):
-        return logits_M.to(working_dtype(logits_M)).log_softmax(-1)
-    return torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
+from .base import BaseRule, by_nearness, loudest_alone
+from .equation import product, tilt
+from .protocol import Explained, Explanation, Weights
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(BaseRule):
     """The paper's rule, Eq. 2, as a rule object."""
 
-    weights: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | Tensor | None = None
     name = "product"
-    window = 0
+    is_product = True
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if isinstance(self.weights, Tensor):  # gradients follow them
+            return product(logp_MBTV, self.weights), None
         weights = self.weights or (1.0,) * (len(logp_MBTV) - 1)
         speaking = [expert for expert, weight in enumerate(weights) if weight != 0]
         if len(speaking) == 1 and weights[speaking[0]] == 1:  # that expert, to the last bit
             return logp_MBTV[1 + speaking[0]], None
         return product(logp_MBTV, weights), None
 
+    def explain(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> Explained:
+        logp_BTV, state = self(logp_MBTV, tokens_BT, mask_BT, state)
+        heard_MBTV = logp_MBTV if self.weights is None else tilt(logp_MBTV, self.weights)
+        return logp_BTV, state, by_nearness(heard_MBTV, logp_BTV)
 
-@dataclass(frozen=True)
-class Weighted:
-    """Any other rule, over experts tilted by their weights."""
+    def weighted(self, weights: Weights | None) -> Product:
+        """Eq. 2 over tilted experts is Eq. 2 with weights, since their normalisers cancel; this way is exact."""
+        return Product(weights if weights is None or isinstance(weights, Tensor) else tuple(weights))
 
-    rule: Rule
-    weights: tuple[float, ...]
-
-    @property
-    def name(self) -> str:
-        return self.rule.name
-
-    @property
-    def window(self) -> int:
-        return self.rule.window
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.rule(tilt(logp_MBTV, self.weights), tokens_BT, mask_BT, state)
-
-    def explain(
-        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
-    ) -> tuple[Tensor, Any, Trace | None]:
-        return explained(self.rule, tilt(logp_MBTV, self.weights), tokens_BT, mask_BT, state)
+    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
+        return loudest_alone(epsilon_BTK, epsilon_BTK)

@@ -1,14 +1,13 @@
-"""The table of rules: made by name, weighted, described as a config holds them."""
+"""The table of rules: each by name, with what makes it. complete.py adds weights and stopping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from . import gates
 from .evidence import Evidence
-from .product import Product, Weighted
+from .product import Product
 from .protocol import Rule
 
 
@@ -46,43 +45,6 @@ RULES: dict[str, RuleEntry] = {
 }
 
 
-def make_rule(name: str, weights: Sequence[float] | None = None, **parameters: Any) -> Rule:
-    """A rule of the table, by name, with its parameters and the experts' weights."""
-    if name not in RULES:
-        raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
-    return with_weights(RULES[name].make(**parameters), weights)
-
-
 def default_termination(name: str) -> str:
     """Who may stop, where the user does not say."""
     return RULES[name].termination if name in RULES else "rule"
-
-
-def with_weights(rule: Rule, weights: Sequence[float] | None) -> Rule:
-    """The same rule over weighted experts."""
-    if weights is None or all(weight == 1 for weight in weights):
-        return rule
-    numbers = tuple(float(weight) for weight in weights)
-    return Product(numbers) if isinstance(rule, Product) else Weighted(rule, numbers)
-
-
-def describe_rule(rule: Rule) -> dict[str, Any]:
-    """A rule's name and those of its parameters that are not the default, as a config holds them."""
-    entry: dict[str, Any] = {"name": rule.name}
-    for field in fields(rule) if is_dataclass(rule) else ():  # type: ignore[var-annotated]
-        if field.init and field.name not in ("name", "weights") and getattr(rule, field.name) != field.default:
-            entry[field.name] = getattr(rule, field.name)
-    return entry
-
-
-def plain_rule(rule: str | Mapping[str, Any] | Rule) -> tuple[Rule, Sequence[float] | None]:
-    """A rule object without weights, and the weights that it came with: those are the experts'."""
-    if isinstance(rule, str):
-        rule = {"name": rule}
-    if isinstance(rule, Mapping):
-        rule = make_rule(rule["name"], **{key: value for key, value in rule.items() if key != "name"})
-    if isinstance(rule, Weighted):
-        return rule.rule, rule.weights
-    if isinstance(rule, Product):
-        return Product(), rule.weights
-    return rule, None

@@ -12,20 +12,21 @@ token, and a policy decides its probability h:
 
 A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base, but for
 the choice among several end tokens: an expert that stops as often as the base, with another token, is not noticed. The
-probability of stopping is shared out over the end tokens of the member that it came from. Knows no model.
+probability of stopping is shared out over the end tokens of the member that it came from. Knows no
+model and no rule: complete.py runs one between `as_event` and `release`.
 
 Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens of any member.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .evidence import Trace, explained
+from .protocol import Explanation
 
 POLICIES = ("rule", "owner", "any", "mean", "base")
 CONSERVATIVE = frozenset({"rule", "owner"})
@@ -55,6 +56,12 @@ def ends_of(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
     with torch.inference_mode(False):  # made once: must also serve a backward pass
         own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
         return Ends(torch.tensor(tokens, device=device), own_ME)
+
+
+@lru_cache(maxsize=64)
+def ends_on(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
+    """`ends_of`, made once: making it waits for the device."""
+    return ends_of(stops, device)
 
 
 def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
@@ -101,86 +108,35 @@ def most_divergent(event_MBT: Tensor) -> Tensor:
     return divergence_KBT.argmax(0) + 1
 
 
-def run_owner(trace: Any) -> Tensor:
-    """Who may end the text: stopping cannot be taken back, so where the members interfere it is the owner of the run,
-    by its evidence or by that of the last run, before anyone who merely has something to say now: [B, T]."""
-    steady_BT = torch.where(trace.leader_BT > 0, trace.leader_BT, trace.standing_BT)
-    return torch.where(trace.blended_BT | (steady_BT == 0), trace.owner_BT, steady_BT)
-
-
-@dataclass(frozen=True)
-class Terminated:
-    """A rule with a policy for stopping. `stops` holds the end tokens of every member, the base first."""
-
-    rule: Any
-    stops: tuple[tuple[int, ...], ...]
-    policy: str = "owner"
-    _ends: dict[str, Ends] = field(default_factory=dict, init=False, repr=False, compare=False)  # a copy a device
-
-    def __post_init__(self) -> None:
-        check_policy(self.policy)
-        if self.policy != "rule" and not any(self.stops):
-            raise ValueError(f"the policy {self.policy!r} needs at least one end token; none of the members has one")
-
-    @property
-    def name(self) -> str:
-        return str(self.rule.name)
-
-    @property
-    def window(self) -> int:
-        return int(self.rule.window)
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.explain(logp_MBTV, tokens_BT, mask_BT, state)[:2]
-
-    def explain(
-        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any
-    ) -> tuple[Tensor, Any, Trace | None]:
-        if self.policy == "rule":
-            return explained(self.rule, logp_MBTV, tokens_BT, mask_BT, state)
-        logp_MBTV = logp_MBTV.to(torch.promote_types(logp_MBTV.dtype, torch.float32))
-        ends = self.ends_on(logp_MBTV.device)
-        seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
-        is_end_BT = (tokens_BT[..., None] == ends.token_E).any(-1)
-        heard_BT = torch.where(is_end_BT, ends.token_E[ends.event], tokens_BT)
-        logp_BTV, state, trace = explained(self.rule, seen_MBTV, heard_BT, mask_BT, state)
-        spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
-        log_h_BT, share_MBT = self.decide(event_MBT, spoken_BT, trace)
-        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state, trace
-
-    def ends_on(self, device: torch.device) -> Ends:
-        """The end tokens on that device, copied there once."""
-        place = str(device)
-        if place not in self._ends:
-            self._ends[place] = ends_of(self.stops, device)
-        return self._ends[place]
-
-    def decide(self, event_MBT: Tensor, spoken_BT: Tensor, trace: Any) -> tuple[Tensor, Tensor]:
-        """log h, and how much of it comes from each member (sums to one over members)."""
-        members = event_MBT.shape[0]
-        index_M = torch.arange(members, device=event_MBT.device)[:, None, None]
-        loudest_BT = event_MBT.argmax(0)
-        if self.policy == "base":
-            return event_MBT[0], (index_M == torch.zeros_like(loudest_BT)).to(event_MBT.dtype)
-        if self.policy == "mean":
-            share_MBT = event_MBT.masked_fill(index_M == 0, -torch.inf)
-            log_h_BT = share_MBT.logsumexp(0) - torch.tensor(members - 1.0).log().item()
-            safe_MBT = share_MBT.masked_fill(share_MBT.amax(0) == -torch.inf, 0.0)
-            return log_h_BT, safe_MBT.softmax(0)
-        if self.policy == "any":
-            trusted_MBT = torch.ones_like(event_MBT, dtype=torch.bool)
-            if trace is not None:
-                evidence_MBT = trace.evidence_BTM.permute(2, 0, 1)
-                trusted_MBT = evidence_MBT >= evidence_MBT[1:].amax(0) - self.rule.trust
-            chosen_BT = event_MBT.masked_fill(~trusted_MBT, -torch.inf).argmax(0)
-        else:  # owner
-            owner_BT = most_divergent(event_MBT) if trace is None else run_owner(trace)
-            several_BT = owner_BT == 0
-            chosen_BT = torch.where(several_BT, loudest_BT, owner_BT)
+def decide(policy: str, event_MBT: Tensor, spoken_BT: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
+    """log h, and how much of it comes from each member (sums to one over members)."""
+    index_M = torch.arange(len(event_MBT), device=event_MBT.device)[:, None, None]
+    if policy == "mean":
+        return _mean(event_MBT, index_M)
+    if policy == "owner":
+        owner_BT = why.more["run_owner_BT"] if "run_owner_BT" in why.more else most_divergent(event_MBT)
+        several_BT = owner_BT == 0
+        chosen_BT = torch.where(several_BT, event_MBT.argmax(0), owner_BT)
+        log_h_BT = torch.where(several_BT, spoken_BT, event_MBT.gather(0, chosen_BT[None])[0])
+    else:
+        chosen_BT = _loudest_trusted(event_MBT, why) if policy == "any" else torch.zeros_like(event_MBT[0]).long()
         log_h_BT = event_MBT.gather(0, chosen_BT[None])[0]
-        if self.policy == "owner":
-            log_h_BT = torch.where(several_BT, spoken_BT, log_h_BT)
-        return log_h_BT, (index_M == chosen_BT).to(event_MBT.dtype)
+    return log_h_BT, (index_M == chosen_BT).to(event_MBT.dtype)
+
+
+def _mean(event_MBT: Tensor, index_M: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts' mean h, and each one's part of it."""
+    share_MBT = event_MBT.masked_fill(index_M == 0, -torch.inf)
+    log_h_BT = share_MBT.logsumexp(0) - torch.tensor(len(event_MBT) - 1.0).log().item()
+    safe_MBT = share_MBT.masked_fill(share_MBT.amax(0) == -torch.inf, 0.0)
+    return log_h_BT, safe_MBT.softmax(0)
+
+
+def _loudest_trusted(event_MBT: Tensor, why: Explanation) -> Tensor:
+    """The member that wants to stop most, among those that the rule trusts: all, where it does not say."""
+    if "trusted_BTM" in why.more:
+        event_MBT = event_MBT.masked_fill(~why.more["trusted_BTM"].permute(2, 0, 1), -torch.inf)
+    return event_MBT.argmax(0)
 
 
 def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, share_MBT: Tensor) -> Tensor:

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..decoding.voices import Voice, Watcher
-from ..diagnose.laws import hearing_of
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
 from ..errors import nearest
-from ..model import ComposedForCausalLM, complete_rule
-from ..rules import LARGEST_WEIGHT, RULES, default_termination, plain_rule
-from ..rules.evidence import Trace
+from ..model import ComposedForCausalLM
+from ..rules import LARGEST_WEIGHT, RULES, ComposedRule, Explanation
 from .refusals import Refusal, bad
 
 KEPT = 64  # voices that are remembered
@@ -80,17 +77,14 @@ class Speakers:
         number = self.members[name]
         weights = [float(expert == number) for expert in range(1, len(self._ends))]
         ends = self._ends[number] or self.model.config.eos_token_id or ()
-        rule = complete_rule(plain_rule("product")[0], weights, self._ends, "rule")
+        rule = self.model.rule.with_("product", weights, "rule")
         return self._speaker(name, Voice(rule, frozenset(ends)))
 
     def _make_other(self, rule: str, weights: tuple[float, ...]) -> Speaker:
         config = self.model.config
         if rule not in RULES:
             raise bad(f"there is no rule {rule!r}; {nearest(rule, RULES)}", "tessellm.rule")
-        own = rule == config.rule["name"]
-        plain, _ = plain_rule(config.rule if own else rule)
-        termination = config.termination if own else default_termination(rule)
-        complete = complete_rule(plain, weights, self._ends, termination)
+        complete = self.model.rule.with_(None if rule == config.rule["name"] else rule, weights)
         return self._speaker(self.name, Voice(complete, frozenset(config.eos_token_id or ())))
 
     def _speaker(self, name: str, voice: Voice | None) -> Speaker:
@@ -98,18 +92,17 @@ class Speakers:
         return Speaker(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
 
 
-def top(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
+def top(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
     """A watcher: the likeliest tokens and their log-probabilities."""
     logp_BC, id_BC = composed_B1V[:, 0].topk(min(MOST_TOP, composed_B1V.shape[-1]), -1)
     return {"ids": id_BC, "logps": logp_BC}
 
 
-def tracer(rule: Any, ends: tuple[tuple[int, ...], ...]) -> Watcher:
+def tracer(rule: ComposedRule, ends: tuple[tuple[int, ...], ...]) -> Watcher:
     """A watcher: what `tessellm.trace` says of a row, as far as it is shown."""
-    hearing = hearing_of(rule)
 
-    def watch(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Trace | None) -> dict[str, Tensor]:
-        found = statistics(logp_MB1V, composed_B1V, hearing, ends, why)
+    def watch(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
+        found = statistics(logp_MB1V, composed_B1V, rule, ends, why)
         columns = {name: column for name in SHOWN if (column := getattr(found, name)) is not None}
         return {
             **top(logp_MB1V, composed_B1V, token_B1, why),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..model import ComposedForCausalLM
 from ..model.rows import mask_rows
-from ..rules import Product, product_scores
+from ..rules import product_scores
 from ..statistics import bootstrap
 from .definitions import second_largest
 
@@ -124,9 +124,9 @@ def factorized(
 
 def interference(model: ComposedForCausalLM, texts: Texts, confidence: float = 0.95, seed: int = 0) -> Estimate:
     """|log Z| of Eq. 2 at each row: zero under Definitions 1 and 4."""
-    weights = model.rule.weights if isinstance(model.rule, Product) else model.config.weights
     found = [
-        (product_scores(logp_MBTV, weights).logsumexp(-1).abs(), mask_BT) for logp_MBTV, mask_BT in _rows(model, texts)
+        (product_scores(logp_MBTV, model.config.weights).logsumexp(-1).abs(), mask_BT)
+        for logp_MBTV, mask_BT in _rows(model, texts)
     ]
     values_BT, masks_BT = (torch.cat(parts) for parts in zip(*found, strict=True))
     return estimate(values_BT, masks_BT, "nats", confidence, seed, lambda text, row: {}, texts.start)

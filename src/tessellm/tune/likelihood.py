@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
-from ..rules import Product, Rule, Weighted, product, tilt
+from ..rules import ComposedRule
 
 CACHED_BYTES = 1 << 31  # log-probabilities kept in memory while tuning
 
@@ -66,10 +66,9 @@ def tune(
         raise PromptError("tuning needs texts of at least two tokens; none was given")
     cut = round(len(scored) * (1 - held_out)) or 1
     train, judge = scored[:cut], scored[cut:]
-    rule = model.rule.rule if isinstance(model.rule, Weighted) else model.rule  # with its termination, without weights
 
     def log_likelihood(weights_K: Tensor, part: list[_Scored]) -> Tensor:
-        return _log_likelihood(rule, weights_K, part)
+        return _log_likelihood(model.rule.weighted(weights_K), part)
 
     start_K = torch.tensor(model.config.weights, dtype=torch.float32)
     weights_K = _climb(lambda w: log_likelihood(w, train), start_K, steps)
@@ -110,21 +109,13 @@ def _score(
     return scored
 
 
-def _log_likelihood(rule: Rule, weights_K: Tensor, texts: list[_Scored]) -> Tensor:
+def _log_likelihood(rule: ComposedRule, texts: list[_Scored]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for text in texts:
-        is_product = isinstance(rule, Product)
-        logp_TV = product(text.logp_MTV, weights_K) if is_product else _run_rule(rule, weights_K, text)
-        total = total + text.log_likelihood(logp_TV)
+        tokens_BT = text.tokens_T[None]
+        logp_BTV, _ = rule(text.logp_MTV[:, None], tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None)
+        total = total + text.log_likelihood(logp_BTV[0])
     return total / max(1, sum(map(len, texts)))
-
-
-def _run_rule(rule: Rule, weights_K: Tensor, text: _Scored) -> Tensor:
-    tokens_BT = text.tokens_T[None]
-    logp_BTV, _ = rule(
-        tilt(text.logp_MTV[:, None], weights_K), tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None
-    )
-    return logp_BTV[0]
 
 
 def _climb(objective: Callable[[Tensor], Tensor], start_K: Tensor, steps: int) -> Tensor:

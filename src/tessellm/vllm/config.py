@@ -20,7 +20,7 @@ from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
 from ..members import Loading
 from ..members.sources import Source, check_files, find
-from ..rules import RULES, Rule, plain_rule
+from ..rules import RULES, ComposedRule
 from .versions import check_version
 
 logger = logging.getLogger("vllm.tessellm")
@@ -151,16 +151,15 @@ def check_vocabulary(config: reference.ComposedConfig, configs: Mapping[str, Pre
             )
 
 
-def make_rule(config: reference.ComposedConfig) -> Rule:
+def make_rule(config: reference.ComposedConfig) -> ComposedRule:
     """The rule as it runs, or a refusal that names those that can be served."""
     name = config.rule["name"]
     if name not in RULES:
         raise RecipeError(f"the rule {name!r} cannot be served by vLLM. Known: {', '.join(RULES)}")
     rule_entry(config.rule)
     check_termination(config.termination)
-    plain, _ = plain_rule(config.rule)
     ends = [member["end_ids"] for member in config.members]
-    return reference.complete_rule(plain, config.weights, ends, config.termination)
+    return ComposedRule.make(config.rule, config.weights, ends, config.termination)
 
 
 class Limits:

@@ -16,9 +16,8 @@ from tessellm.decoding.cuda.compiled_rule import CompiledRule, PlainRule, best, 
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.rules import Product
+from tessellm.rules import ComposedRule, Product
 from tessellm.rules.evidence import Evidence
-from tessellm.rules.termination import Terminated
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts
@@ -50,7 +49,16 @@ def inputs(rows: int, tokens: int, seed: int, members: int = 3) -> tuple[list[An
     return logits_M, token_BT, torch.arange(tokens) <= torch.arange(rows)[:, None]
 
 
-@pytest.mark.parametrize("rule", [Terminated(Evidence(window=8), ((1,), (1, 2), (1,))), Product((0.5, 2.0))])
+ENDS = ((1,), (1, 2), (1,))
+RULES = [
+    ComposedRule(Evidence(window=8), stops=ENDS, policy="owner"),
+    ComposedRule(Product(), (0.5, 1.0), ENDS, "owner"),
+    ComposedRule(Product(), (0.5, 2.0)),
+    Product((0.5, 2.0)),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
 @torch.inference_mode()
 def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
     plain, compiled = PlainRule(rule), CompiledRule(rule)
@@ -70,7 +78,7 @@ def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
 @pytest.mark.parametrize("window", [1, 8])
 @torch.inference_mode()
 def test_many_members_impossible_tokens_and_several_ends(members: int, window: int, traced: list[Any]) -> None:
-    rule = Terminated(Evidence(window), ((1,), (1, 39), *[()] * (members - 2)))
+    rule = ComposedRule(Evidence(window), None, ((1,), (1, 39), *[()] * (members - 2)), "owner")
     plain, compiled, state = PlainRule(rule), CompiledRule(rule), None
     for step in range(6):
         logits_M, token_BT, mask_BT = inputs(4, 1, step, members)

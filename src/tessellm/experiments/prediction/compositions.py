@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ...diagnose.interference import Rows
-from ...diagnose.laws import hearing_of
 from ...diagnose.recorder import log_probabilities
 from ...diagnose.statistics import statistics
-from ...rules.evidence import explained
+from ...rules import ComposedRule
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,17 @@ class Judged:
     accuracy: float
 
 
-def speak(rule: Any, logp_MBTV: Tensor, tokens_BT: Tensor) -> Tensor:
+def speak(rule: ComposedRule, logp_MBTV: Tensor, tokens_BT: Tensor) -> Tensor:
     """The composed log-probabilities of whole texts."""
-    composed_BTV: Tensor = explained(rule, logp_MBTV, tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None)[0]
+    composed_BTV: Tensor = rule(logp_MBTV, tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None)[0]
     return composed_BTV
 
 
-def diagnosed(rule: Any, logp_MBTV: Tensor, tokens_BT: Tensor, scored_BT: Tensor, written_BT: Tensor) -> Rows:
+def diagnosed(rule: ComposedRule, logp_MBTV: Tensor, tokens_BT: Tensor, scored_BT: Tensor, written_BT: Tensor) -> Rows:
     """What a trace would hold of the rows that count: `written` is the token that each row led to."""
     everything = torch.ones_like(tokens_BT, dtype=torch.bool)
-    composed_BTV, _, why = explained(rule, logp_MBTV, tokens_BT, everything, None)
-    found = statistics(logp_MBTV, composed_BTV, hearing_of(rule), ((),) * len(logp_MBTV), why)
+    composed_BTV, _, why = rule.explain(logp_MBTV, tokens_BT, everything, None)
+    found = statistics(logp_MBTV, composed_BTV, rule, ((),) * len(logp_MBTV), why)
     columns = {name.rpartition("_")[0]: each for name, each in found._asdict().items() if each is not None}
     columns["logprob"] = log_probabilities(logp_MBTV, composed_BTV, written_BT)
     text_BT = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None].expand_as(tokens_BT)

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from ...rules import product
+from ...rules import ComposedRule, product
 from ...rules.evidence import Evidence
-from ...rules.termination import Terminated
 from ..lab.claims import Claim, Result
 from ..lab.devices import device_for
 
@@ -76,7 +75,7 @@ def measure(experts: int, vocabulary: int, device: str, repeats: int) -> dict[st
     logp = torch.randn(experts + 1, 1, 66, vocabulary, generator=generator, device=device).mul_(3).log_softmax(-1)
     tokens = torch.randint(vocabulary, (1, 66), generator=generator, device=device)
     mask = torch.ones_like(tokens, dtype=torch.bool)
-    rule = Terminated(Evidence(), (ENDS,) * (experts + 1), "owner")
+    rule = ComposedRule(Evidence(), stops=(ENDS,) * (experts + 1), policy="owner")
     _, state = rule(logp[:, :, :65], tokens[:, :65], mask[:, :65], None)
     row, token, real = logp[:, :, 65:].contiguous(), tokens[:, 65:], mask[:, 65:]
     weights = torch.ones(experts, device=device)

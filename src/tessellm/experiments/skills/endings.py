@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...rules import Product
+from ...rules import ComposedRule, Product
 from ...rules.evidence import Evidence
-from ...rules.termination import POLICIES, Terminated
+from ...rules.termination import POLICIES
 from ..lab.claims import Claim, Result
 from ..lab.devices import device_for
 from ..lab.intervals import share
@@ -154,7 +154,7 @@ def measure(params: Params, seeds: int, size: Size, log: Callable[[str], None]) 
                 gold = chains.sample_test(len(cast), chain, size.prompts, generator, skills)
                 rows = logits(members, size.shape, gold.tokens_BT[None].expand(len(cast) + 1, -1, -1)).log_softmax(-1)
                 for (rule, policy), count in ends.items():
-                    speaker = Terminated(inner[rule], stops, policy)
+                    speaker = ComposedRule(inner[rule], stops=stops, policy=policy)
                     mask = torch.ones_like(gold.tokens_BT, dtype=torch.bool)
                     said = speaker(rows, gold.tokens_BT, mask, None)[0][:, :-1].argmax(-1)
                     count[:] = [a + b for a, b in zip(count, judge(said, gold), strict=True)]

@@ -44,9 +44,9 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
     with torch.no_grad():
         text = ideal.write(effort.texts, LENGTH, generator)
         rows = logits(members, WALK, text.expand(len(walks), -1, -1)).log_softmax(-1)[:3]
-        trace = Evidence().explain(rows, text, torch.ones_like(text, dtype=torch.bool), None)[2]
-    best, blended = table["evidence"]["share"], trace.blended_BT.float().mean().item()
-    interference = trace.log_z_BT.abs()
+        why = Evidence().explain(rows, text, torch.ones_like(text, dtype=torch.bool), None)[2]
+    best, blended = table["evidence"]["share"], why.more["blended_BT"].float().mean().item()
+    interference = why.log_z_BT.abs()
     claims = [
         Claim("evidence", "default rule: share of texts with both content and style", best, "≥ 0.99", best >= 0.99),
         Claim("blended", "default rule: share of steps at which Eq. 2 speaks", blended, "≥ 0.99", blended >= 0.99),
