@@ -99,7 +99,8 @@ def test_what_is_wrong_is_said_of_the_parameter(server: Running) -> None:
         ({"tessellm": {"weights": {"math": "x"}}}, "tessellm.weights.math", "valid number"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out"),
         ({"temprature": 1}, "temprature", "there is no such parameter"),
-        ({"prompt": "a" * 1_000_000}, "prompt", "1000000 tokens"),
+        ({"prompt": "a" * 1_000_000}, "prompt", "at least 200000 tokens"),  # "<unk>" has five bytes
+        ({"prompt": [5] * 100_000}, "prompt", "has 100000 tokens"),
     ]:
         error = server.post("/v1/completions", json={**SMALL, **change}).json()["error"]
         assert error["param"] == param

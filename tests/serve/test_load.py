@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
+import time
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from clients import CLIENTS, all_at_once, prompt
+from clients import CLIENTS, all_at_once, prompt, with_client
 from servers import PATIENCE, Running
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
@@ -41,3 +46,35 @@ def test_clients_that_are_cut_off_free_their_slots(server: Running) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     server.wait_until_idle()
     assert server.metric('tessellm_requests_total{reason="cancelled"}') == before + 6
+
+
+def resident_bytes(server: Running) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def test_prompts_of_a_megabyte_hold_nobody_up(server: Running) -> None:
+    large: dict[str, Any] = {"model": "tiny", "prompt": "ab " * 300_000, "max_tokens": 1}
+    small = {"model": "tiny", "prompt": "ab", "max_tokens": 1}
+    before = resident_bytes(server)
+
+    async def work(client: httpx.AsyncClient) -> float:
+        flood = [asyncio.create_task(client.post("/v1/completions", json=large)) for _ in range(40)]
+        await asyncio.sleep(0.2)
+        begun = time.monotonic()
+        assert (await client.post("/v1/completions", json=small)).status_code == 200
+        took = time.monotonic() - begun
+        assert {answer.status_code for answer in await asyncio.gather(*flood)} == {400}
+        return took
+
+    assert with_client(server, work) < 20  # seconds, of which the machine takes most: it was 55
+    assert resident_bytes(server) - before < 150 << 20
+
+
+def test_a_million_pieces_are_not_read(server: Running) -> None:
+    port = int(server.url.rpartition(":")[2])
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000)
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    assert server.get("/health").status_code == 200

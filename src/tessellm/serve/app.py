@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
@@ -91,7 +91,8 @@ def _add_models(api: FastAPI, service: Service) -> None:
 
 
 def _add_generation(api: FastAPI, service: Service) -> None:
-    async def answer(request: Request, running: Running) -> Response:
+    async def answer(request: Request, starting: Coroutine[Any, Any, Running]) -> Response:
+        running = await unless_gone(request.receive, starting)
         if running.asked.stream:
             return EventStream(service.streamed(running))
         whole = await unless_gone(request.receive, service.whole(running))
@@ -99,11 +100,11 @@ def _add_generation(api: FastAPI, service: Service) -> None:
 
     @api.post("/v1/completions", responses=STREAMED, response_model=Completion)
     async def completions(asked: CompletionRequest, request: Request) -> Response:
-        return await answer(request, await service.complete(asked))
+        return await answer(request, service.complete(asked))
 
     @api.post("/v1/chat/completions", responses=STREAMED, response_model=ChatCompletion)
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        return await answer(request, await service.chat(asked))
+        return await answer(request, service.chat(asked))
 
 
 def _add_state(api: FastAPI, service: Service) -> None:
@@ -117,7 +118,7 @@ def _add_state(api: FastAPI, service: Service) -> None:
     async def ready() -> Health:
         """Whether a request would be let in now."""
         scheduler = service.scheduler
-        full = scheduler.failure is not None or scheduler.open >= scheduler.room
+        full = scheduler.failure is not None or scheduler.full
         return _state(Health(status="not ready" if full else "ready", detail=scheduler.failure))
 
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

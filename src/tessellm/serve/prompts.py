@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import anyio
-from anyio import to_thread
-
+from .lengths import Lengths
 from .refusals import Refusal, bad
 from .schema import ChatRequest, CompletionRequest, Message
+from .turns import Turns
+
+TOO_LONG = "context_length_exceeded"
 
 
 class Prompts:
@@ -17,13 +19,22 @@ class Prompts:
 
     def __init__(self, tokenizer: Any, context: int, vocab_size: int, choices: int):
         self.tokenizer, self.context, self.vocab_size, self.choices = tokenizer, context, vocab_size, choices
-        self._one = anyio.CapacityLimiter(1)
+        self._lengths, self._turns = Lengths(tokenizer, context), Turns()
+
+    def count(self, asked: CompletionRequest | ChatRequest) -> int:
+        """How many choices a request asks for: prompts times n."""
+        prompts = 1 if isinstance(asked, ChatRequest) else len(_as_list(asked.prompt))
+        count = prompts * (asked.n or 1)
+        if not 1 <= count <= self.choices:
+            raise bad(f"expected 1 to {self.choices} choices (prompts times n) in a request; got {count}", "n")
+        return count
 
     async def of_completion(self, asked: CompletionRequest) -> list[list[int]]:
         prompts = _as_list(asked.prompt)
-        self._check_count(len(prompts) * (asked.n or 1))
+        for prompt in prompts:
+            self._refuse_long(prompt, "prompt")
         rows = [
-            await to_thread.run_sync(self._encode, prompt, limiter=self._one)
+            await self._turns.run(len(prompt), partial(self._encode, prompt))
             if isinstance(prompt, str)
             else self._checked_ids(prompt)
             for prompt in prompts
@@ -33,13 +44,28 @@ class Prompts:
         return rows
 
     async def of_chat(self, asked: ChatRequest) -> list[list[int]]:
-        self._check_count(asked.n or 1)
-        row = await to_thread.run_sync(self._chat, asked.messages, limiter=self._one)
+        if len(asked.messages) >= self.context:
+            raise bad(f"expected fewer than {self.context} messages; got {len(asked.messages)}", "messages", TOO_LONG)
+        size = sum(len(message.text) for message in asked.messages)
+        row = await self._turns.run(size, partial(self._chat, asked.messages))
         self._check(row, "messages")
         return [row]
 
+    def _refuse_long(self, prompt: str | Sequence[int], param: str) -> None:
+        """Before anything is done with it."""
+        least = self._lengths.at_least(prompt) if isinstance(prompt, str) else len(prompt)
+        if least >= self.context:
+            raise self.too_long(least, 1, param, "at least " if isinstance(prompt, str) else "")
+
+    def _tokens(self, text: str, param: str, **options: Any) -> list[int]:
+        """Of a text that may be too long, which is then told by its beginning."""
+        beginning = self._lengths.beginning(text)
+        if beginning >= self.context:
+            raise self.too_long(beginning, 1, param, "at least ")
+        return list(self.tokenizer(text, **options)["input_ids"])
+
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text)["input_ids"])
+        return self._tokens(text, "prompt")
 
     def _chat(self, messages: Sequence[Message]) -> list[int]:
         if not self.tokenizer.chat_template:
@@ -52,7 +78,8 @@ class Prompts:
             text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template raises what it likes, mostly about the order of roles
             raise bad(f"the chat template does not take these messages: {error}", "messages") from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        self._refuse_long(text, "messages")
+        return self._tokens(text, "messages", add_special_tokens=False)
 
     def _checked_ids(self, ids: Sequence[int]) -> list[int]:
         wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
@@ -60,22 +87,15 @@ class Prompts:
             raise bad(f"expected token ids from 0 to {self.vocab_size - 1}; got {wrong}", "prompt")
         return list(ids)
 
-    def _check_count(self, count: int) -> None:
-        if not 1 <= count <= self.choices:
-            raise bad(f"expected 1 to {self.choices} choices (prompts times n) in a request; got {count}", "n")
-
     def _check(self, row: Sequence[int], param: str) -> None:
         if not row:
             raise bad("the prompt is empty, and the tokenizer adds no beginning-of-text token", param)
         if len(row) >= self.context:
             raise self.too_long(len(row), 1, param)
 
-    def too_long(self, prompt: int, new: int, param: str) -> Refusal:
-        return bad(
-            f"the prompt has {prompt} tokens and up to {new} more were asked for, but there is room for {self.context}",
-            param,
-            "context_length_exceeded",
-        )
+    def too_long(self, prompt: int, new: int, param: str, about: str = "") -> Refusal:
+        asked = f"the prompt has {about}{prompt} tokens and up to {new} more were asked for"
+        return bad(f"{asked}, but there is room for {self.context}", param, TOO_LONG)
 
 
 def _as_list(prompt: Any) -> list[Any]:

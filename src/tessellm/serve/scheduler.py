@@ -11,7 +11,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -55,6 +56,7 @@ class Scheduler:
     def __init__(self, engine: Engine, queue: int, ended: Callable[[Request], None] = lambda request: None):
         self.engine, self.writer, self.room = engine, Writer(engine), len(engine.in_slot) + queue
         self.open = 0  # requests that were let in and have not ended
+        self.held = 0  # places for requests whose prompts are being made ready
         self.failure: str | None = None
         self.end = math.inf  # nobody is served any longer than this
         self._ended = ended
@@ -72,12 +74,29 @@ class Scheduler:
         self._inbox.put(("stop", None))
         self._thread.join()
 
-    def submit(self, requests: Sequence[Ordered], seconds: float) -> list[Job]:
-        """Let requests in, all or none. They share one queue of news."""
+    @contextmanager
+    def place(self, count: int) -> Iterator[None]:
+        """Hold so many places of the queue while prompts are made ready; `submit`, inside of it, takes them over."""
+        self._check_room(self.open + self.held + count)
+        self.held += count
+        try:
+            yield
+        finally:
+            self.held -= count
+
+    def _check_room(self, needed: int) -> None:
         if self.failure:
             raise unavailable(f"the engine has failed: {self.failure}")
-        if self.open + len(requests) > self.room:
+        if needed > self.room:
             raise busy(self._retry_after())
+
+    @property
+    def full(self) -> bool:
+        return self.open + self.held >= self.room
+
+    def submit(self, requests: Sequence[Ordered], seconds: float) -> list[Job]:
+        """Let requests in, all or none. They share one queue of news."""
+        self._check_room(self.open + len(requests))
         self.open += len(requests)
         news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         deadline = time.monotonic() + seconds
@@ -93,7 +112,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return max(0, self.open - self.running)
+        return max(0, self.open + self.held - self.running)
 
     @property
     def running(self) -> int:

@@ -87,18 +87,20 @@ class Service:
 
     async def complete(self, asked: CompletionRequest) -> Running:
         speaker = self._speaker(asked)
-        rows = await self.prompts.of_completion(asked)
         reply = CompletionReply(
             self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace
         )
-        return self._start(asked, speaker, reply, rows, asked.max_tokens, 16, "prompt")
+        with self.scheduler.place(self.prompts.count(asked)):
+            rows = await self.prompts.of_completion(asked)
+            return self._start(asked, speaker, reply, rows, asked.max_tokens, 16, "prompt")
 
     async def chat(self, asked: ChatRequest) -> Running:
         speaker = self._speaker(asked)
-        rows = await self.prompts.of_chat(asked)
         reply = ChatReply(self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace)
         wanted = asked.max_completion_tokens or asked.max_tokens
-        return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
+        with self.scheduler.place(self.prompts.count(asked)):
+            rows = await self.prompts.of_chat(asked)
+            return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
 
     def _speaker(self, asked: Generation) -> Speaker:
         return self.speakers.find(asked.model, asked.extension.rule, asked.extension.weights)
