@@ -27,6 +27,7 @@ def test_every_rule_tells_why_and_says_the_same(name, policy, weights):
     told, its_state, why = rule.explain(*given, None)
     assert torch.equal(told, said)
     assert (state is None) == (its_state is None) == (rule.window == 0)
+    assert set(why.more) == rule.tells
     assert why.belief_BTM.shape == (2, 6, 4)
     torch.testing.assert_close(why.belief_BTM.sum(-1), torch.ones(2, 6))
     assert (why.belief_BTM >= 0).all()

@@ -24,6 +24,7 @@ class BaseRule:
     window: int = 0
     weights: Weights | None = None
     is_product = False
+    tells: frozenset[str] = frozenset()
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         raise NotImplementedError(f"the rule {self.name!r} needs a method __call__")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,19 @@ from torch import Tensor
 from .equation import tilt, working_dtype
 from .protocol import Explained, Explanation, Rule, Weights
 from .table import RULES, default_termination
-from .termination import Ends, as_event, check_policy, decide, ends_of, release
+from .termination import READ, Ends, as_event, check_policy, decide, ends_of, release
 
 RuleLike = str | Mapping[str, Any] | Rule  # a name, a mapping with `name` and parameters, or an object
+
+
+class _Heard(NamedTuple):
+    """What a rule hears where stopping is an event of its own, and what it is made of."""
+
+    ends: Ends
+    logp_MBTV: Tensor  # end tokens as they are
+    seen_MBTV: Tensor  # the event in their place
+    event_MBT: Tensor  # its log-probability
+    tokens_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,10 @@ class ComposedRule:
         return self.rule.is_product and not self.stopping_is_event
 
     @property
+    def tells(self) -> frozenset[str]:
+        return self.rule.tells
+
+    @property
     def stopping_is_event(self) -> bool:
         """Whether a policy decides about stopping, rather than the rule."""
         return self.policy != "rule"
@@ -110,23 +124,36 @@ class ComposedRule:
         return self.rule.idle_budget(kl_BTK, epsilon_BTK, why)
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if self.stopping_is_event:
+        if self.stopping_is_event and READ.get(self.policy, frozenset()) & self.rule.tells:
             return self.explain(logp_MBTV, tokens_BT, mask_BT, state)[:2]
-        return self._inner(self._tilted(logp_MBTV), tokens_BT, mask_BT, state)
+        logp_MBTV = self._tilted(logp_MBTV)
+        if not self.stopping_is_event:
+            return self._inner(logp_MBTV, tokens_BT, mask_BT, state)
+        heard = self._hear_event(logp_MBTV, tokens_BT)
+        logp_BTV, state = self._inner(heard.seen_MBTV, heard.tokens_BT, mask_BT, state)
+        return self._stop(heard, logp_BTV, {}), state
 
     def explain(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> Explained:
         """Run it, and say why the rule said what it did of what it heard."""
         logp_MBTV = self._tilted(logp_MBTV)
         if not self.stopping_is_event:
             return self._inner.explain(logp_MBTV, tokens_BT, mask_BT, state)
+        heard = self._hear_event(logp_MBTV, tokens_BT)
+        logp_BTV, state, why = self._inner.explain(heard.seen_MBTV, heard.tokens_BT, mask_BT, state)
+        return self._stop(heard, logp_BTV, why.more), state, why
+
+    def _hear_event(self, logp_MBTV: Tensor, tokens_BT: Tensor) -> _Heard:
+        """All ways to stop as one event, in the members' laws and in the text."""
         logp_MBTV, ends = logp_MBTV.to(working_dtype(logp_MBTV)), self.ends_on(logp_MBTV.device)
-        seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
         is_end_BT = (tokens_BT[..., None] == ends.token_E).any(-1)
         heard_BT = torch.where(is_end_BT, ends.token_E[ends.event], tokens_BT)
-        logp_BTV, state, why = self._inner.explain(seen_MBTV, heard_BT, mask_BT, state)
-        spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
-        log_h_BT, share_MBT = decide(self.policy, event_MBT, spoken_BT, why)
-        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state, why
+        return _Heard(ends, logp_MBTV, *as_event(logp_MBTV, ends), heard_BT)
+
+    def _stop(self, heard: _Heard, logp_BTV: Tensor, told: Mapping[str, Tensor]) -> Tensor:
+        """The rule's answer, with the probability of stopping that the policy decides."""
+        spoken_BT = logp_BTV.index_select(-1, heard.ends.token_E[:1])[..., 0]
+        log_h_BT, share_MBT = decide(self.policy, heard.event_MBT, spoken_BT, told)
+        return release(heard.logp_MBTV, heard.ends, logp_BTV, log_h_BT, share_MBT)
 
     def members_heard(self, logp_MBTV: Tensor) -> Tensor:
         """The members' laws, as the rule hears them."""

@@ -42,6 +42,11 @@ BLOCK = 65  # positions read at once, a window and the row before it: bounds the
 LONGEST = 1 << 16  # a longer window is a mistake: each position keeps it for every member
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
+TELLS = frozenset({  # see `explanation`
+    "centre_BT", "divergence_BTM", "novelty_BTM", "evidence_BTM", "trusted_BTM",
+    "leader_BT", "standing_BT", "interference_BT", "blended_BT", "run_owner_BT",
+})  # fmt: skip
+
 
 class EvidenceState(NamedTuple):
     """What the next position needs. Batch first; a function of the last W positions alone."""
@@ -159,6 +164,7 @@ class Evidence(BaseRule):
     trust: float = 2.0
     interference: float = 0.4
     name: str = "evidence"
+    tells = TELLS
 
     def __post_init__(self) -> None:
         if not isinstance(self.window, int) or not 1 <= self.window <= LONGEST or self.window is True:

@@ -67,6 +67,10 @@ class Rule(Protocol):
     def is_product(self) -> bool:
         """Whether it is Eq. 2 itself."""
 
+    @property
+    def tells(self) -> frozenset[str]:
+        """The names in `more` of its explanations."""
+
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
     def explain(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> Explained:

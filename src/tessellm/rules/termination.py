@@ -20,16 +20,16 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .protocol import Explanation
-
 POLICIES = ("rule", "owner", "any", "mean", "base")
 CONSERVATIVE = frozenset({"rule", "owner"})
+READ = {"owner": frozenset({"run_owner_BT"}), "any": frozenset({"trusted_BTM"})}  # of what a rule tells, by policy
 TINY = 1e-7  # no member is surer than this that it stops
 
 
@@ -108,18 +108,18 @@ def most_divergent(event_MBT: Tensor) -> Tensor:
     return divergence_KBT.argmax(0) + 1
 
 
-def decide(policy: str, event_MBT: Tensor, spoken_BT: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
-    """log h, and how much of it comes from each member (sums to one over members)."""
+def decide(policy: str, event_MBT: Tensor, spoken_BT: Tensor, told: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """log h, and how much of it comes from each member (sums to one over members); `told` by the rule, READ at most."""
     index_M = torch.arange(len(event_MBT), device=event_MBT.device)[:, None, None]
     if policy == "mean":
         return _mean(event_MBT, index_M)
     if policy == "owner":
-        owner_BT = why.more["run_owner_BT"] if "run_owner_BT" in why.more else most_divergent(event_MBT)
+        owner_BT = told["run_owner_BT"] if "run_owner_BT" in told else most_divergent(event_MBT)
         several_BT = owner_BT == 0
         chosen_BT = torch.where(several_BT, event_MBT.argmax(0), owner_BT)
         log_h_BT = torch.where(several_BT, spoken_BT, event_MBT.gather(0, chosen_BT[None])[0])
     else:
-        chosen_BT = _loudest_trusted(event_MBT, why) if policy == "any" else torch.zeros_like(event_MBT[0]).long()
+        chosen_BT = _loudest_trusted(event_MBT, told) if policy == "any" else torch.zeros_like(event_MBT[0]).long()
         log_h_BT = event_MBT.gather(0, chosen_BT[None])[0]
     return log_h_BT, (index_M == chosen_BT).to(event_MBT.dtype)
 
@@ -132,10 +132,10 @@ def _mean(event_MBT: Tensor, index_M: Tensor) -> tuple[Tensor, Tensor]:
     return log_h_BT, safe_MBT.softmax(0)
 
 
-def _loudest_trusted(event_MBT: Tensor, why: Explanation) -> Tensor:
+def _loudest_trusted(event_MBT: Tensor, told: Mapping[str, Tensor]) -> Tensor:
     """The member that wants to stop most, among those that the rule trusts: all, where it does not say."""
-    if "trusted_BTM" in why.more:
-        event_MBT = event_MBT.masked_fill(~why.more["trusted_BTM"].permute(2, 0, 1), -torch.inf)
+    if "trusted_BTM" in told:
+        event_MBT = event_MBT.masked_fill(~told["trusted_BTM"].permute(2, 0, 1), -torch.inf)
     return event_MBT.argmax(0)
 
 
