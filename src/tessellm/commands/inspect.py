@@ -94,11 +94,16 @@ def show_plan(
     out.print(f"weights: {readable_size(needs.weight_bytes)}")
     out.print(f"cache: {readable_size(needs.kv_bytes)} a token{remembered}", soft_wrap=True)
     out.print(f"a request: {readable_size(needs.request_bytes)} beside its tokens; rule: {needs.rule}")
-    table = Table("hardware", "devices", "context", "batch", "tokens/s, one", "tokens/s, all", **PLAIN)
+    table = Table("hardware", "devices", "context", "batch", "tokens/s, one", "tokens/s, all", "serve", **PLAIN)
     for each in plans:
         fits = [str(each.devices), f"{each.context:,}", f"{each.batch:,}"] if each.devices else ["none fits", "", ""]
         speeds = [f"{each.tokens_a_second:,.0f}", f"{each.batch_tokens_a_second:,.0f}"] if each.devices else ["", ""]
-        table.add_row(escape(each.device.name), *fits, *speeds)
+        slots = each.served
+        serve = f"{slots.slots} × {slots.context:,}: {readable_size(slots.bytes)}" if slots else ""
+        table.add_row(escape(each.device.name), *fits, *speeds, serve)
     out.print(table)
     out.print("devices: the least tensor-parallel size; tokens/s: what memory bandwidth allows at most", soft_wrap=True)
+    out.print(
+        "serve: slots × tokens that tessellm serve makes on one device unless told, and their caches", soft_wrap=True
+    )
     write_json(json_path, report(needs, plans))

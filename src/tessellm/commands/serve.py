@@ -52,8 +52,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
-    context: Annotated[int | None, typer.Option(min=2, help="Tokens a slot holds; the members', up to 4096.")] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests that run at once; as many as a quarter of the free memory holds, up to 16."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per slot; the members', up to 4096, as far as that holds them.")
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0,

@@ -17,6 +17,7 @@ import torch
 from ..errors import EngineError, FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from .members.groups import Members, make_groups
+from .memory import CONTEXT
 from .plain import plain_groups
 from .prefill import Prefill
 from .prefixes import Prefixes
@@ -29,7 +30,6 @@ from .state import SlotState
 from .steps import Steps, Written, make_steps
 from .voices import Special, Voice, Watcher, special
 
-CONTEXT = 4096  # cells a slot, where neither the user nor the members say
 NO_ENDS: frozenset[int] = frozenset()
 Arriving = tuple[list[Request], Callable[[], Written], Special | None]
 

@@ -21,6 +21,7 @@ from typing import Any
 from ..checkpoint import read_config
 from ..checkpoint.links import saved_member
 from ..compose import rule_entry
+from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
 from ..errors import MemberError, RecipeError, nearest
 from ..members import Loading, load_config
 from ..members.gguf_files import count_parameters
@@ -116,8 +117,7 @@ class Needs:
     @property
     def request_bytes(self) -> int:
         """A request's, beside its tokens: log-probabilities in float32, and what the rule remembers of the last row."""
-        row = len(self.members) * max(member.vocab_size for member in self.members) * 4
-        return row * (2 if self.remembers else 1)
+        return row_bytes(len(self.members), max(member.vocab_size for member in self.members), self.remembers)
 
     @property
     def heads(self) -> int:
@@ -140,6 +140,7 @@ class Plan:
     batch: int  # the most requests of that length at once
     tokens_a_second: float  # one request's, at most
     batch_tokens_a_second: float  # all requests' together, at most
+    served: SlotPlan | None  # what `tessellm serve` makes unless told; None where one device is too small
 
 
 def plan(needs: Needs, device: Device, context: int) -> Plan:
@@ -149,9 +150,16 @@ def plan(needs: Needs, device: Device, context: int) -> Plan:
         batch = largest_batch(needs, device, context, size)
         if batch >= 1 and needs.heads % size == 0:
             one, all_of_them = (speed_limit(needs, device, context, size, requests) for requests in (1, batch))
-            return Plan(device, size, context, batch, one, all_of_them)
+            return Plan(device, size, context, batch, one, all_of_them, served(needs, device))
         size *= 2
-    return Plan(device, 0, context, 0, 0.0, 0.0)
+    return Plan(device, 0, context, 0, 0.0, 0.0, None)
+
+
+def served(needs: Needs, device: Device) -> SlotPlan | None:
+    """The slots of `tessellm serve` on one device, which keep no hidden states."""
+    free = int(device.gib * GIB * USABLE) - needs.weight_bytes
+    slots = fit(SlotBytes(needs.read_bytes, needs.request_bytes), max(0, free), needs.context or None)
+    return slots if slots.bytes <= free else None
 
 
 def largest_batch(needs: Needs, device: Device, context: int, size: int) -> int:
@@ -232,11 +240,9 @@ def _member_size(
     if not heads:
         raise MemberError(f"member {name!r}: its config does not say how many attention heads it has")
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    values = 2 * text.num_hidden_layers * kv_heads * head_dim
     context = getattr(text, "max_position_embeddings", None) or 0
     sizes = (text.hidden_size, heads, kv_heads, text.vocab_size, context)
-    return MemberSize(name, kind, parameters, weight_bytes, values, *sizes)
+    return MemberSize(name, kind, parameters, weight_bytes, cell_values(config), *sizes)
 
 
 def _count(source: Source, files: Sequence[Path], dtype: str | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..decoding.engine import Engine
+from ..decoding.memory import plan_slots
 from ..decoding.requests import Request
 from ..decoding.sampling import Sampling
 from ..diagnose.shown import colour, line_style
@@ -183,13 +184,15 @@ class Service:
 
 def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engine:
     """The fast path; the reference path where it was asked for, or where the members can run on no other."""
+    plan = plan_slots(model, settings.slots, settings.context)
+    log.info("%s", plan)
     if not settings.reference:
         try:
-            return Engine(model, settings.slots, settings.context, window=window)
+            return Engine(model, plan.slots, plan.context, window=window)
         except FastPathError as error:
             log.warning("%s", error)
             log.warning("serving by the reference path: slower, and one sequence after another")
-    return Engine(model, settings.slots, settings.context, window=window, reference=True)
+    return Engine(model, plan.slots, plan.context, window=window, reference=True)
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:

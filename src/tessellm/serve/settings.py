@@ -21,8 +21,8 @@ class Settings:
     port: int = 8000
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()  # names in the header Host, beside those of this machine; * is any
-    slots: int = 16  # requests that run at once
-    context: int | None = None  # tokens a slot holds
+    slots: int | None = None  # requests that run at once; None: what a share of the free memory holds
+    context: int | None = None  # tokens per slot; None: what the members read, as far as there is memory
     queue: int = 256  # requests that may wait; more are told to come back
     seconds: float = 600.0  # a request may take
     drain_seconds: float = 60.0  # accepted requests have, when the server is told to stop
@@ -33,7 +33,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise RecipeError(f"expected at least 1 for {name}; got {getattr(self, name)}")
         for name in ("seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
