@@ -6,6 +6,7 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── VocabularyError      members that do not speak the same tokens
 ├── CheckpointError      a composition's folder that is cut off, changed or cannot be written
 ├── PromptError          a prompt that is empty or longer than the shortest context
+│   └── RoomError        one that leaves no room in the context for what should follow
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
 ├── EngineError          what the fast path cannot run: a size, a memory
 │   └── FastPathError    members that the reference path alone can run
@@ -42,6 +43,10 @@ class CheckpointError(TessellmError):
 
 
 class PromptError(TessellmError):
+    pass
+
+
+class RoomError(PromptError):
     pass
 
 

@@ -76,7 +76,11 @@ BAD: dict[str, Case] = {
     "missing member": Case(
         recipe("base: ./base\nexperts: {math: ./maths}"),
         COMPOSE,
-        ("member 'math': there is no folder", "maths", "Expected the folder of a checkpoint or adapter, or a hub id"),
+        (
+            "member 'math': there is no folder",
+            "maths",
+            "Expected the folder of a checkpoint or adapter, a GGUF file, or a hub id",
+        ),
     ),
     "missing repository, offline": Case(
         recipe("base: team/no-such-model\nexperts: {math: ./math}"),
@@ -129,7 +133,7 @@ BAD: dict[str, Case] = {
     "prompt too long": Case(
         prompts("x" * 200, "p.txt"),
         "generate done --file p.txt",
-        ("prompt 1 has 200 tokens", "the shortest context among the members is 128", "Shorten it"),
+        ("prompt 1 has 200 tokens", "there is room for 128 (the shortest context among the members)", "Shorten it"),
     ),
     "prompt and answer too long": Case(
         nothing, "generate done hi --max-new-tokens 127", ("2 tokens and up to 127 more", "--max-new-tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -146,6 +147,24 @@ def test_sampling_is_reproducible_and_the_seed_matters(cli: Cli, out: Path) -> N
         return cli("generate", out, "abc", *settings).out
 
     assert sample(1) == sample(1) != sample(2)
+
+
+def test_options_of_sampling_are_said_to_be_of_no_use_without_a_temperature(cli: Cli, out: Path) -> None:
+    ran = cli("generate", out, "abc", "--max-new-tokens", 4, "--top-p", 0.5, "--seed", 3)
+    assert (ran.code, ran.out) == (0, expected(out, "abc", 4) + "\n")
+    assert ran.err == "note: --top-p and --seed do nothing without --temperature: greedy decoding draws nothing\n"
+
+
+@pytest.mark.parametrize("closed", [None, io.StringIO()])
+def test_standard_input_that_is_closed_is_one_message(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch, closed: io.StringIO | None
+) -> None:
+    if closed is not None:
+        closed.close()
+    monkeypatch.setattr(sys, "stdin", closed)
+    ran = cli("generate", out, "-")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: standard input is closed. Expected a prompt there")
 
 
 def test_chat_and_standard_input(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

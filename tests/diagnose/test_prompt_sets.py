@@ -91,9 +91,9 @@ def test_nothing_left_is_an_error(tmp_path):
 def test_prompts_that_do_not_fit_are_named():
     model = composition("three")
     given = ["ab", Example("a" * 100, None, "here, line 2"), {"prompt": "a", "text": "b" * 200}]
-    with pytest.raises(PromptError, match="here, line 2: 100 tokens and up to 64 more") as caught:
+    with pytest.raises(PromptError, match="here, line 2 has 100 tokens and up to 64 more") as caught:
         tessellm.diagnose(model, given)
-    assert "prompt 3: 201 tokens; the members' shortest context is 128" in str(caught.value)
+    assert "prompt 3 has 201 tokens, but there is room for 128 (the shortest context" in str(caught.value)
     assert "Fix: correct them, lower --max-new-tokens, or leave them out" in str(caught.value)
     diagnosis = tessellm.diagnose(model, given, skip_malformed=True, max_new_tokens=5)
     assert diagnosis.texts == 2

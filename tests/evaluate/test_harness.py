@@ -116,7 +116,7 @@ def test_a_prompt_that_fails_does_not_end_the_others(composed: Any) -> None:
     asks = [Ask((), TextOptions(4)), Ask((5, 6), TextOptions(4)), Ask((5,) * 120, TextOptions(64))]
     written = dict(BlockWriter(composed).write(asks))
     assert [written[number].finish_reason for number in range(3)] == ["error", "length", "error"]
-    assert "120 + 64 tokens are more than the context, 128" in str(written[2].error)
+    assert "120 tokens and up to 64 more were asked for, but there is room for 128" in str(written[2].error)
 
 
 def test_a_run_goes_on_from_its_journal(composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

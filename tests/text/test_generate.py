@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tessellm.errors import PromptError
+from tessellm.errors import PromptError, RoomError
 from tessellm.text.generate import generate_texts
 from tessellm.text.options import TextOptions
-from tessellm.text.prompts import encode_prompts
+from tessellm.text.prompts import encode, encode_prompts
 
 
 class Counting:
@@ -46,3 +46,23 @@ def test_fewer_tokens_only_where_there_is_no_room_and_only_if_wished(composed: t
     for length, fit in ((limit - 20, False), (limit, True)):
         with pytest.raises(PromptError, match=f"has {length} tokens and up to"):
             encode_prompts(model, ["a" * length], TextOptions(60, fit=fit))
+
+
+@pytest.mark.parametrize("text", ["a" * 20_000_000, "a b\n" * 5_000_000])
+def test_what_is_far_too_long_is_told_by_its_beginning(
+    composed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    model = composed[0]
+    counting = Counting(model.tokenizer)
+    monkeypatch.setattr(model, "tokenizer", counting)
+    with pytest.raises(RoomError, match=r"prompt 2 has at least 1024 tokens, but there is room for 128"):
+        encode_prompts(model, ["a", text], TextOptions())
+    assert max(map(len, counting.read)) == 16 * 128
+
+
+def test_a_long_text_of_few_tokens_is_read(composed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a normaliser joins spaces: characters alone do not say how many tokens there are."""
+    model = composed[0]
+    tokenizer = model.tokenizer
+    monkeypatch.setattr(model, "tokenizer", lambda text, **options: tokenizer(" ".join(text.split()), **options))
+    assert len(encode(model, "a" + " " * 100_000 + "b", "the text")) == len(tokenizer("a b")["input_ids"])

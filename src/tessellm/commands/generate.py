@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from .shared import Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, write_json
+from .shared import (
+    Device,
+    Dtype,
+    JsonPath,
+    ModelPath,
+    Seed,
+    as_option,
+    err,
+    load,
+    on_command_line,
+    out,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from ..text.options import TextOptions
 
 
 def generate(
+    given: typer.Context,
     model: ModelPath,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT…", help="Prompts; - reads standard input.")
@@ -59,6 +72,9 @@ def generate(
 
     if trace and speculate is not None:
         raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
+    if temperature == 0 and (unused := on_command_line(given, ("top_p", "seed"))):
+        names = " and ".join(map(as_option, unused))
+        note(f"{names} do nothing without --temperature: greedy decoding draws nothing")
     asked = read_prompts(prompts or [], file)
     settings = (temperature, top_p, seed, tuple(stop or ()), chat, max_new_tokens is None)
     options = TextOptions(max_new_tokens or TextOptions.max_new_tokens, *settings)
@@ -75,12 +91,16 @@ def generate(
         stream=sys.stdout if len(asked) == 1 else None,
         engine=engine,
         speculate=speculate,
-        note=lambda text: err.print(f"note: {escape(text)}", soft_wrap=True),
+        note=note,
     ):
         results.append(result)
         if len(asked) > 1:
             out.print(f"[bold]{escape(result.prompt)}[/bold]{escape(result.text)}", soft_wrap=True)
     write_json(json_path, [asdict(result) for result in results])
+
+
+def note(text: str) -> None:
+    err.print(f"note: {escape(text)}", soft_wrap=True)
 
 
 def _traced(composition: Any, asked: list[str], options: TextOptions, batch_size: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..text.inputs import check_characters, entries
+from ..text.prompts import encode
 
 SHOWN = 5
 
@@ -66,26 +67,26 @@ def check_examples(
     """Those that the members' context and tokenizer can take."""
     fits: list[Example] = []
     problems: list[str] = []
-    limit = model.config.max_position_embeddings
     for number, example in enumerate(examples, 1):
-        size = _tokens(model, example.prompt + (example.text or ""))
-        needed = size + (max_new_tokens if example.text is None else 0)
-        before = max(1, _tokens(model, example.prompt)) if example.text is not None else 0
-        name = example.where or f"prompt {number}"
-        if size <= before:
-            problems.append(
-                f"{name}: too short, it has {size} tokens; the first that is judged would be number {before + 1}"
-            )
-        elif limit and needed > limit:
-            written = f" and up to {max_new_tokens} more" if example.text is None else ""
-            problems.append(f"{name}: {size} tokens{written}; the members' shortest context is {limit}")
-        else:
+        try:
+            _check_length(model, example, max_new_tokens, example.where or f"prompt {number}")
             fits.append(example)
+        except PromptError as error:
+            problems.append(str(error))
     return _kept(fits, problems, skip_malformed, "the prompts", "correct them, lower --max-new-tokens")
 
 
-def _tokens(model: ComposedForCausalLM, text: str) -> int:
-    return len(model.tokenizer(text)["input_ids"]) if text else 0
+def _check_length(model: ComposedForCausalLM, example: Example, max_new_tokens: int, name: str) -> None:
+    size, before = (
+        len(encode(model, text, name)) if text else 0
+        for text in (example.prompt + (example.text or ""), example.prompt)
+    )
+    first = max(1, before) if example.text is not None else 0
+    if size <= first:
+        raise PromptError(
+            f"{name}: too short, it has {size} tokens; the first that is judged would be number {first + 1}"
+        )
+    model.config.check_room(size, max_new_tokens if example.text is None else 0, name, "--max-new-tokens")
 
 
 def _kept(

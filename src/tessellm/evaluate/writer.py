@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ..decoding.engine import Engine
-from ..errors import TessellmError
+from ..errors import PromptError, TessellmError
 from ..model import ComposedForCausalLM
 from ..text.engines import engine_for
 from ..text.generate import finished
 from ..text.options import TextOptions, seed_of
-from ..text.prompts import tokenizer_of
+from ..text.prompts import check_row, tokenizer_of
 from ..text.reference import by_reference
 from ..text.writer import Writer, order
 
@@ -73,11 +73,10 @@ class BlockWriter:
             yield from ((number, each) for number, each in written if number in wanted)
 
     def _problem(self, ask: Ask) -> str | None:
-        limit = self.model.config.max_position_embeddings
-        if not ask.ids:
-            return "the prompt is empty"
-        if limit and len(ask.ids) + ask.options.max_new_tokens > limit:
-            return f"{len(ask.ids)} + {ask.options.max_new_tokens} tokens are more than the context, {limit}"
+        try:
+            check_row(self.model, ask.ids, ask.options.max_new_tokens)
+        except PromptError as error:
+            return str(error)
         return None
 
     def _engine_for(self, asks: Sequence[Ask]) -> Engine | None:

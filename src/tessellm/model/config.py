@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..errors import PromptError
+from .room import check_room
 
 
 class ComposedConfig(PreTrainedConfig):
@@ -40,8 +40,4 @@ class ComposedConfig(PreTrainedConfig):
 
     def check_room(self, length: int, new: int, what: str = "the prompt", option: str = "max_new_tokens") -> None:
         """Refuse a prompt of `length` tokens that leaves no room for `new` ones, before any is written."""
-        if (limit := self.max_position_embeddings) and length + new > limit:
-            raise PromptError(
-                f"{what} has {length} tokens and up to {new} more were asked for, but the shortest context among the "
-                f"members is {limit}. Shorten it, or lower {option}"
-            )
+        check_room(length, new, self.max_position_embeddings, what, option)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from .lengths import Lengths
-from .refusals import Refusal, bad
+from ..errors import RoomError
+from ..model.room import SLOT, check_room
+from ..text.lengths import Lengths
+from .refusals import bad
 from .schema import ChatRequest, CompletionRequest, Message
 from .turns import Turns
 
@@ -53,15 +55,14 @@ class Prompts:
 
     def _refuse_long(self, prompt: str | Sequence[int], param: str) -> None:
         """Before anything is done with it."""
-        least = self._lengths.at_least(prompt) if isinstance(prompt, str) else len(prompt)
-        if least >= self.context:
-            raise self.too_long(least, 1, param, "at least " if isinstance(prompt, str) else "")
+        if isinstance(prompt, str):
+            self.check_room(self._lengths.at_least(prompt), 1, param, "at least ")
+        else:
+            self.check_room(len(prompt), 1, param)
 
     def _tokens(self, text: str, param: str, **options: Any) -> list[int]:
         """Of a text that may be too long, which is then told by its beginning."""
-        beginning = self._lengths.beginning(text)
-        if beginning >= self.context:
-            raise self.too_long(beginning, 1, param, "at least ")
+        self.check_room(self._lengths.beginning(text), 1, param, "at least ")
         return list(self.tokenizer(text, **options)["input_ids"])
 
     def _encode(self, text: str) -> list[int]:
@@ -90,12 +91,13 @@ class Prompts:
     def _check(self, row: Sequence[int], param: str) -> None:
         if not row:
             raise bad("the prompt is empty, and the tokenizer adds no beginning-of-text token", param)
-        if len(row) >= self.context:
-            raise self.too_long(len(row), 1, param)
+        self.check_room(len(row), 1, param)
 
-    def too_long(self, prompt: int, new: int, param: str, about: str = "") -> Refusal:
-        asked = f"the prompt has {about}{prompt} tokens and up to {new} more were asked for"
-        return bad(f"{asked}, but there is room for {self.context}", param, TOO_LONG)
+    def check_room(self, length: int, new: int, param: str, about: str = "") -> None:
+        try:
+            check_room(length, new, self.context, option="max_tokens", whose=SLOT, about=about)
+        except RoomError as error:
+            raise bad(str(error), param, TOO_LONG) from error
 
 
 def _as_list(prompt: Any) -> list[Any]:

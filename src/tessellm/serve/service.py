@@ -121,8 +121,7 @@ class Service:
         requests: list[Ordered] = []
         for row in rows:  # one list for all choices of a prompt
             room = self.engine.context - len(row)
-            if wanted is not None and wanted > room:
-                raise self.prompts.too_long(len(row), wanted, param)
+            self.prompts.check_room(len(row), wanted or 1, param)
             for _ in range(asked.n or 1):
                 sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
                 request = self._checked(Request(row, sampling, speaker.voice, watcher))

@@ -28,10 +28,14 @@ def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
 
 
 def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise PromptError("standard input is closed. Expected a prompt there, or as an argument in the place of -")
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise PromptError("standard input cannot be read: it is not UTF-8 text") from error
+    except OSError as error:
+        raise PromptError(f"standard input cannot be read: {error.strerror}") from error
 
 
 def read_texts(path: Path, key: str) -> list[str]:

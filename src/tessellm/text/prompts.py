@@ -8,6 +8,8 @@ from typing import Any
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
+from ..model.room import check_room
+from .lengths import tokens_of_beginning
 from .options import TextOptions
 
 
@@ -17,15 +19,21 @@ def tokenizer_of(model: ComposedForCausalLM) -> Any:
     return model.tokenizer
 
 
+def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = True) -> list[int]:
+    """Token ids of a text. One that is far too long is told by its beginning: to tokenise megabytes takes minutes."""
+    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
+    if limit:
+        check_room(tokens_of_beginning(tokenizer, limit, text), 0, limit, what, about="at least ")
+    return tokenizer(text, add_special_tokens=special)["input_ids"]
+
+
 def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
     """Token ids of a prompt and its text, none longer than the members' context, and how many are the prompt's."""
-    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
     encoded = []
     for number, (prompt, text) in enumerate(examples, 1):
-        row = tokenizer(prompt + text)["input_ids"]
-        if limit and len(row) > limit:
-            raise PromptError(f"text {number} has {len(row)} tokens; the members' shortest context is {limit}")
-        encoded.append((row, len(tokenizer(prompt)["input_ids"]) if prompt else 0))
+        row = encode(model, prompt + text, f"text {number}")
+        model.config.check_room(len(row), 0, f"text {number}")
+        encoded.append((row, len(encode(model, prompt, f"text {number}")) if prompt else 0))
     return encoded
 
 
@@ -37,19 +45,22 @@ def encode_prompts(
         raise PromptError("a stop text must not be empty: every text holds it")
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
     texts = [as_chat(tokenizer, prompt) if options.chat else prompt for prompt in prompts]
-    rows = [tokenizer(text, add_special_tokens=not options.chat)["input_ids"] for text in texts]
+    rows = [encode(model, text, f"prompt {number}", not options.chat) for number, text in enumerate(texts, 1)]
     if options.fit and limit:
         room = limit - max(map(len, rows), default=0)
         options = replace(options, max_new_tokens=max(1, min(options.max_new_tokens, room)))
-    check_lengths(model, rows, options.max_new_tokens)
+    for number, row in enumerate(rows, 1):
+        check_row(model, row, options.max_new_tokens, f"prompt {number}", "--max-new-tokens")
     return rows, options
 
 
-def check_lengths(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int) -> None:
-    for number, row in enumerate(rows, 1):
-        if not row:
-            raise PromptError(f"prompt {number} is empty, and the tokenizer adds no beginning-of-text token")
-        model.config.check_room(len(row), new, f"prompt {number}", "--max-new-tokens")
+def check_row(
+    model: ComposedForCausalLM, row: Sequence[int], new: int, what: str = "the prompt", option: str = "max_new_tokens"
+) -> None:
+    """Refuse a row of token ids that nothing can follow."""
+    if not row:
+        raise PromptError(f"{what} is empty, and the tokenizer adds no beginning-of-text token")
+    model.config.check_room(len(row), new, what, option)
 
 
 def as_chat(tokenizer: Any, prompt: str) -> str:

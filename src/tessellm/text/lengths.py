@@ -29,10 +29,15 @@ class Lengths:
 
     def beginning(self, text: str) -> int:
         """Tokens that a very long text has at least, by its beginning."""
-        if len(text) <= USUAL * self.context:
-            return 0
-        ids = self.tokenizer(text[: USUAL * self.context], add_special_tokens=False)["input_ids"]
-        return len(ids) // 2  # what follows may change the last few tokens, not half of them
+        return tokens_of_beginning(self.tokenizer, self.context, text)
+
+
+def tokens_of_beginning(tokenizer: Any, context: int, text: str) -> int:
+    """Count tokens that a text has at least, if it is much longer than texts that fit usually are; else 0."""
+    if len(text) <= USUAL * context:
+        return 0
+    ids = tokenizer(text[: USUAL * context], add_special_tokens=False)["input_ids"]
+    return len(ids) // 2  # what follows may change the last few tokens, not half of them
 
 
 def longest_token(tokenizer: Any) -> int | None:
