@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tessellm.cli import app
-from tessellm.evaluate.evaluation import Plan
+from tessellm.evaluate.evaluation import EvaluationPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "gemma-2-2b.md").read_text(encoding="utf-8")
@@ -33,6 +33,6 @@ def test_commands_are_understood(words: list[str]) -> None:
     given = command.make_context(words[0], list(words[1:])).params
     if words[0] == "evaluate":
         tasks, rules, merges = (tuple(filter(None, given[key].split(","))) for key in ("tasks", "rules", "merges"))
-        assert Plan(tasks, rules=rules, merges=merges).for_experts(2).part.develop == (50 if merges else 0)
+        assert EvaluationPlan(tasks, rules=rules, merges=merges).for_experts(2).part.develop == (50 if merges else 0)
     for word in words:
         assert not word.startswith("recipes/") or (ROOT / word).is_file()

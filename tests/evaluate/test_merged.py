@@ -15,7 +15,7 @@ from tessellm.errors import MemberError, RecipeError
 from tessellm.evaluate import tasks
 from tessellm.evaluate.columns import alone
 from tessellm.evaluate.development import choose
-from tessellm.evaluate.evaluation import Plan, columns_of
+from tessellm.evaluate.evaluation import EvaluationPlan, columns_of
 from tessellm.evaluate.merged import Merged
 from tessellm.evaluate.splits import Part
 
@@ -128,16 +128,16 @@ def test_rules_and_merges_are_columns_with_their_strengths_stated(
 
 
 def test_problems_that_something_was_chosen_on_before_are_kept_out_too() -> None:
-    assert Plan(("math",)).part == Part(0)
-    assert Plan(("math",), merges=("linear",)).part == Part(0)  # nothing to choose
-    assert Plan(("math",), merges=("ties",), strengths=(0.5,)).part == Part(0)
-    assert Plan(("math",), merges=("ties",), seed=2).part == Part(50, 2)
-    assert Plan(("math",), develop=7).part == Part(7)
+    assert EvaluationPlan(("math",)).part == Part(0)
+    assert EvaluationPlan(("math",), merges=("linear",)).part == Part(0)  # nothing to choose
+    assert EvaluationPlan(("math",), merges=("ties",), strengths=(0.5,)).part == Part(0)
+    assert EvaluationPlan(("math",), merges=("ties",), seed=2).part == Part(50, 2)
+    assert EvaluationPlan(("math",), develop=7).part == Part(7)
 
 
 def test_columns_of_one_name_are_refused(members_dir: Path) -> None:
     model = tessellm.compose(members_dir / "base", {"ties": members_dir / "math", "evidence": members_dir / "coding"})
-    for plan in (Plan(("math",), merges=("ties",)), Plan(("math",), rules=("product", "evidence"))):
+    for plan in (EvaluationPlan(("math",), merges=("ties",)), EvaluationPlan(("math",), rules=("product", "evidence"))):
         with pytest.raises(RecipeError, match=r"two columns would be called '(ties|evidence)'"):
             columns_of({"model": model}, plan)
 

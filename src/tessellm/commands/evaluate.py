@@ -46,12 +46,12 @@ def evaluate(
     from ..errors import RecipeError, require
 
     require("lm_eval", "eval")
-    from ..evaluate.evaluation import Plan
+    from ..evaluate.evaluation import EvaluationPlan
     from ..evaluate.evaluation import evaluate as run
     from ..evaluate.table import markdown
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    plan = Plan(
+    plan = EvaluationPlan(
         tasks=words(tasks),
         columns=words(columns),
         data=str(data) if data is not None else None,

@@ -17,7 +17,7 @@ Scores = Mapping[str, float]  # by task
 
 
 @dataclass(frozen=True)
-class Choice:
+class StrengthChoice:
     """A merge's strength, and what every strength that was tried scored on the development problems."""
 
     method: str
@@ -44,11 +44,11 @@ def choose(
     strengths: Sequence[float],
     score: Callable[[ComposedForCausalLM, str, Path], Scores],
     folder: Path,
-) -> Choice:
+) -> StrengthChoice:
     """Try every strength; among equals, the nearest to the usual. What was scored is kept in the folder."""
     how = METHODS[method]
     if len(strengths) < 2:
-        return Choice(method, how.strength, strengths[0] if strengths else None, {})
+        return StrengthChoice(method, how.strength, strengths[0] if strengths else None, {})
     found: dict[float, Scores] = {}
     for strength in strengths:
         name = f"{strength:g}"
@@ -59,4 +59,4 @@ def choose(
             write_text(path, json.dumps(scores, indent=2) + "\n")
         found[strength] = json.loads(path.read_text(encoding="utf-8"))
     best = max(found, key=lambda strength: (fmean(found[strength].values()), -abs(strength - how.default)))
-    return Choice(method, how.strength, best, {f"{strength:g}": scores for strength, scores in found.items()})
+    return StrengthChoice(method, how.strength, best, {f"{strength:g}": scores for strength, scores in found.items()})

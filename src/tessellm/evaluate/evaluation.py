@@ -23,7 +23,7 @@ from ..files import going_on, write_text
 from ..model import ComposedForCausalLM
 from ..provenance import environment
 from .columns import alone, with_rule
-from .development import Choice, choose, strengths_of
+from .development import StrengthChoice, choose, strengths_of
 from .merged import Merged
 from .merges import METHODS, methods_for
 from .runner import Runner, headline_scores
@@ -34,7 +34,7 @@ DEVELOP = 50
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """What to evaluate, and how."""
 
     tasks: tuple[str, ...]
@@ -59,7 +59,7 @@ class Plan:
         if self.develop is not None and self.develop < 1:
             raise RecipeError(f"expected at least one development problem a task; got {self.develop}")
 
-    def for_experts(self, count: int) -> Plan:
+    def for_experts(self, count: int) -> EvaluationPlan:
         """With every method named, of those that can merge so many experts."""
         return replace(self, merges=tuple(methods_for(count))) if "all" in self.merges else self
 
@@ -78,7 +78,7 @@ class Column:
     load: Callable[[], ComposedForCausalLM]
 
 
-def columns_of(models: Mapping[str, ComposedForCausalLM], plan: Plan) -> dict[str, Column]:
+def columns_of(models: Mapping[str, ComposedForCausalLM], plan: EvaluationPlan) -> dict[str, Column]:
     """The table's columns by name, but for merges; base and experts are those of the first model."""
     first = next(iter(models.values()))
     found = {
@@ -113,7 +113,7 @@ def _compositions(models: Mapping[str, ComposedForCausalLM], rules: Sequence[str
 
 def evaluate(
     models: Mapping[str, ComposedForCausalLM],
-    plan: Plan,
+    plan: EvaluationPlan,
     folder: Path,
     batch_size: int = 8,
     engine: str = "auto",
@@ -129,7 +129,7 @@ def evaluate(
     runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, engine, progress, note)
     columns = columns_of(models, plan)
     subject = next((name for name in columns if name not in first.members), None)
-    choices: dict[str, Choice] = {}
+    choices: dict[str, StrengthChoice] = {}
     if plan.merges:
         columns |= _merge_columns(first, plan, folder, runner, choices)
     development = runner.check(plan.tasks, plan.part)
@@ -147,7 +147,7 @@ def evaluate(
 
 
 def _merge_columns(
-    model: ComposedForCausalLM, plan: Plan, folder: Path, runner: Runner, choices: dict[str, Choice]
+    model: ComposedForCausalLM, plan: EvaluationPlan, folder: Path, runner: Runner, choices: dict[str, StrengthChoice]
 ) -> dict[str, Column]:
     """A column for every merge of the model's members; how strong it is is chosen when its turn comes."""
     merged = Merged(model, folder / "merges", plan.seed)

@@ -20,7 +20,7 @@ from ..model import ComposedForCausalLM
 from ..text.options import TextOptions
 from ..text.prompts import tokenizer_of
 from .journal import Journal, key_of
-from .scoring import Score, score
+from .scoring import ContinuationScore, score
 from .writer import Ask, BlockWriter, Written
 
 LONGEST = 2048  # tokens, where the members do not say; as lm-eval
@@ -98,7 +98,7 @@ class ComposedLM(TemplateLM):
             totals[owner] += scored.logprob
         return totals
 
-    def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Score]:
+    def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[ContinuationScore]:
         """Of all pairs. Blocks do not depend on what the journal holds, so that a run that goes on gives, to the last
         bit, what one without a break gives."""
         keys = [key_of("loglikelihood", context, after) for context, after in pairs]
@@ -112,7 +112,7 @@ class ComposedLM(TemplateLM):
                 if key in missing:
                     self.journal.add(key, logprob=logprob, is_greedy=is_greedy)
                     self.progress(1)
-        return [Score(self.journal[key]["logprob"], self.journal[key]["is_greedy"]) for key in keys]
+        return [ContinuationScore(self.journal[key]["logprob"], self.journal[key]["is_greedy"]) for key in keys]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         return [written.text for written in self.write([request.args for request in requests])]

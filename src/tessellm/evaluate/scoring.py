@@ -14,7 +14,7 @@ from ..text.reference import left_padded
 LOGITS = 1 << 28  # log-probabilities that one batch may hold
 
 
-class Score(NamedTuple):
+class ContinuationScore(NamedTuple):
     """A continuation's log-likelihood, and whether greedy decoding would have written it."""
 
     logprob: float
@@ -34,9 +34,9 @@ def score(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     batch_size: int = 8,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Score]:
+) -> list[ContinuationScore]:
     """Of each continuation after its context. What is longer than the members' context loses its beginning."""
-    scores: list[Score | None] = [None] * len(pairs)
+    scores: list[ContinuationScore | None] = [None] * len(pairs)
     inputs = _inputs(pairs, model.config.max_position_embeddings)
     while inputs:
         batch = inputs[: _rows_that_fit(inputs, model.config.vocab_size, batch_size)]
@@ -45,7 +45,7 @@ def score(
             for number in row.wanted:
                 scores[number] = _scored(logp_TV, pairs[number][1])
             progress(len(row.wanted))
-    return cast(list[Score], scores)
+    return cast(list[ContinuationScore], scores)
 
 
 def _inputs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], limit: int) -> list[_Input]:
@@ -87,8 +87,8 @@ def _predictions(model: ComposedForCausalLM, batch: Sequence[_Input]) -> torch.T
     return output.logits
 
 
-def _scored(logp_TV: torch.Tensor, continuation: Sequence[int]) -> Score:
+def _scored(logp_TV: torch.Tensor, continuation: Sequence[int]) -> ContinuationScore:
     rows_TV = logp_TV[-len(continuation) :]
     came_T = torch.tensor(list(continuation), device=logp_TV.device)
     logp_T = rows_TV.gather(-1, came_T[:, None])[:, 0]
-    return Score(logp_T.sum().item(), bool((rows_TV.argmax(-1) == came_T).all()))
+    return ContinuationScore(logp_T.sum().item(), bool((rows_TV.argmax(-1) == came_T).all()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import require
 from ..files import write_figure
-from .development import Choice
+from .development import StrengthChoice
 from .intervals import Difference, Interval, bootstrap, compare
 from .protocol import Outcome
 from .splits import Development
@@ -41,7 +41,7 @@ class Table:
     cells: dict[str, dict[str, Cell]]
     against: dict[str, dict[str, Difference]]
     subject: str | None
-    choices: Mapping[str, Choice] = field(default_factory=dict)  # of merges, by column
+    choices: Mapping[str, StrengthChoice] = field(default_factory=dict)  # of merges, by column
     development: Mapping[str, Development] = field(default_factory=dict)  # by task, what they were chosen on
     made_on: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Table:
 def make_table(
     outcomes: Mapping[str, Mapping[str, Outcome]],
     subject: str | None,
-    choices: Mapping[str, Choice] | None = None,
+    choices: Mapping[str, StrengthChoice] | None = None,
     development: Mapping[str, Development] | None = None,
     made_on: Mapping[str, Any] | None = None,
 ) -> Table:

@@ -155,7 +155,7 @@ class CompletionRequest(Generation):
         return self.logprobs
 
 
-class Part(Strict):
+class ContentPart(Strict):
     type: Literal["text"]
     text: Words
 
@@ -163,7 +163,8 @@ class Part(Strict):
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[Words, Tag("text")] | Annotated[Listed[Part], Tag("list")], _one_of("a text or a list of parts")
+        Annotated[Words, Tag("text")] | Annotated[Listed[ContentPart], Tag("list")],
+        _one_of("a text or a list of parts"),
     ]
     name: Words | None = None
 

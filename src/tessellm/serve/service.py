@@ -34,7 +34,7 @@ from .replies import ChatReply, CompletionReply, as_event
 from .scheduler import Scheduler
 from .schema import ChatRequest, CompletionRequest, Generation
 from .settings import Settings
-from .voices import Speaker, Speakers, top
+from .voices import NamedVoice, Speakers, top
 
 NARROWEST = 1e-9  # a top_p below this leaves the likeliest token
 
@@ -103,13 +103,13 @@ class Service:
             rows = await self.prompts.of_chat(asked)
             return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
 
-    def _speaker(self, asked: Generation) -> Speaker:
+    def _speaker(self, asked: Generation) -> NamedVoice:
         return self.speakers.find(asked.model, asked.extension.rule, asked.extension.weights)
 
     def _start(
         self,
         asked: Generation,
-        speaker: Speaker,
+        speaker: NamedVoice,
         reply: Any,
         rows: Sequence[list[int]],
         wanted: int | None,

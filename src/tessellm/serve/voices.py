@@ -30,7 +30,7 @@ SHOWN = (  # of what a trace measures
 
 
 @dataclass(frozen=True, eq=False)
-class Speaker:
+class NamedVoice:
     """A voice with its name; `voice` None is the composition as it was made."""
 
     model: str
@@ -52,7 +52,7 @@ class Speakers:
         self._member = lru_cache(maxsize=None)(self._make_member)
         self._other = lru_cache(maxsize=KEPT)(self._make_other)
 
-    def find(self, name: str, rule: str | None = None, weights: Mapping[str, float] | None = None) -> Speaker:
+    def find(self, name: str, rule: str | None = None, weights: Mapping[str, float] | None = None) -> NamedVoice:
         if name not in self.names:
             raise Refusal(404, f"there is no model {name!r}; {nearest(name, self.names)}", "model", "model_not_found")
         if name in self.members:
@@ -73,23 +73,23 @@ class Speakers:
         pairs = zip(experts, self.model.config.weights, strict=True)
         return tuple(float(given.get(name, weight)) for name, weight in pairs)
 
-    def _make_member(self, name: str) -> Speaker:
+    def _make_member(self, name: str) -> NamedVoice:
         number = self.members[name]
         weights = [float(expert == number) for expert in range(1, len(self._ends))]
         ends = self._ends[number] or self.model.config.eos_token_id or ()
         rule = self.model.rule.with_("product", weights, "rule")
         return self._speaker(name, Voice(rule, frozenset(ends)))
 
-    def _make_other(self, rule: str, weights: tuple[float, ...]) -> Speaker:
+    def _make_other(self, rule: str, weights: tuple[float, ...]) -> NamedVoice:
         config = self.model.config
         if rule not in RULES:
             raise bad(f"there is no rule {rule!r}; {nearest(rule, RULES)}", "tessellm.rule")
         complete = self.model.rule.with_(None if rule == config.rule["name"] else rule, weights)
         return self._speaker(self.name, Voice(complete, frozenset(config.eos_token_id or ())))
 
-    def _speaker(self, name: str, voice: Voice | None) -> Speaker:
+    def _speaker(self, name: str, voice: Voice | None) -> NamedVoice:
         ends = voice.ends if voice else frozenset(self.model.config.eos_token_id or ())
-        return Speaker(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
+        return NamedVoice(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
 
 
 def top(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ only where a composition is loaded.
     config.py     what vLLM must know of a composition before it starts; what cannot be served is refused here
     members.py    one inner vLLM model a member; members that are LoRA adapters are rows of their base's batch
     lora.py       an adapter's matrices on the base's linear layers, sharded as those are
-    model.py      ComposedForCausalLM: members, vocabulary, rule
+    model.py      ServedComposition: members, vocabulary, rule
     memory.py     the members' last hidden states, kept in the engine's own paged cache
     state.py      what a rule remembers, a request; rebuilt from that cache whenever it is not there
     server.py     `tessellm serve --engine vllm`
@@ -24,9 +24,9 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
-    from .config import ComposedConfig, Limits
+    from .config import EngineLimits, SizedConfig
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(ARCHITECTURE, f"{__name__}.model:{ARCHITECTURE}")
-    _CONFIG_REGISTRY[ComposedConfig.model_type] = ComposedConfig
-    MODELS_CONFIG_MAP[ARCHITECTURE] = Limits
+        ModelRegistry.register_model(ARCHITECTURE, f"{__name__}.model:ServedComposition")
+    _CONFIG_REGISTRY[SizedConfig.model_type] = SizedConfig
+    MODELS_CONFIG_MAP[ARCHITECTURE] = EngineLimits

@@ -26,7 +26,7 @@ from .versions import check_version
 logger = logging.getLogger("vllm.tessellm")
 
 
-class ComposedConfig(reference.ComposedConfig):
+class SizedConfig(reference.ComposedConfig):
     """A composition's config with the sizes that vLLM asks of a model: sums over the members, or the least."""
 
     @classmethod
@@ -39,7 +39,8 @@ class ComposedConfig(reference.ComposedConfig):
         return returned
 
 
-AutoModelForCausalLM.register(ComposedConfig, reference.ComposedForCausalLM, exist_ok=True)
+# what AutoModelForCausalLM.register does, but for its check that the config is called as the model says
+AutoModelForCausalLM._model_mapping.register(SizedConfig, reference.ComposedForCausalLM, exist_ok=True)  # type: ignore[arg-type]
 
 
 def composition_folder(place: str | Path, revision: str | None = None) -> Path:
@@ -162,7 +163,7 @@ def make_rule(config: reference.ComposedConfig) -> ComposedRule:
     return ComposedRule.make(config.rule, config.weights, ends, config.termination)
 
 
-class Limits:
+class EngineLimits:
     """What vLLM is asked for with a composition, checked when all of its options are known."""
 
     @staticmethod

@@ -45,7 +45,7 @@ def inner_config(outer: Any, hf_config: PreTrainedConfig, name: str) -> Any:
     return inner
 
 
-class Member(nn.Module):
+class InnerMember(nn.Module):
     """One inner model and the members that run in it: a full member alone, or the base and its adapters."""
 
     def __init__(self, outer: Any, hf_config: PreTrainedConfig, name: str):

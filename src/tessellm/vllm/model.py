@@ -21,12 +21,12 @@ from ..members.sources import weight_files
 from ..rules import working_dtype
 from .config import composition_folder, logger, make_rule, member_configs, member_sources
 from .lora import Adapter, read_adapter
-from .members import Member, merged_checkpoint
+from .members import InnerMember, merged_checkpoint
 from .memory import Memory
 from .state import States
 
 
-class ComposedForCausalLM(nn.Module):
+class ServedComposition(nn.Module):
     """What vLLM loads where a config names this architecture."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
@@ -39,10 +39,12 @@ class ComposedForCausalLM(nn.Module):
         tensors, names = read_own_tensors(folder), self.config.member_names
         self.alignments = {name: saved_alignment(tensors, name, self.config.vocab_size) for name in names}
         configs = member_configs(self.config, self.places)
-        base = Member(vllm_config, configs["base"], "base")
+        base = InnerMember(vllm_config, configs["base"], "base")
         base.adopt(self._plain_adapters())
         own = [name for name in names if name not in base.names]
-        self.inner = nn.ModuleDict({"base": base} | {name: Member(vllm_config, configs[name], name) for name in own})
+        self.inner = nn.ModuleDict(
+            {"base": base} | {name: InnerMember(vllm_config, configs[name], name) for name in own}
+        )
         order = [name for member in self.members for name in member.names]
         self.order_M = [order.index(name) for name in names]  # adapters run with the base, before full experts
         self.memory: Memory | None = None

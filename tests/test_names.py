@@ -1,0 +1,28 @@
+"""One word, one thing: no two public classes of the library have the same name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import tessellm
+
+SOURCE = Path(tessellm.__file__).parent
+
+
+def public_classes() -> dict[str, list[str]]:
+    """Where every public class outside experiments is."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = path.relative_to(SOURCE)
+        if place.parts[0] != "experiments":
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(place.as_posix())
+    return dict(found)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    twice = {name: places for name, places in public_classes().items() if len(places) > 1}
+    assert not twice
