@@ -15,6 +15,7 @@ HEAVY = ["vllm", "lm_eval", "evalplus", "mergekit", "fastapi", "uvicorn", "matpl
 
 LIBRARY = [  # the path of a token, upwards: a module imports from its own folder and from those above it in this list
     "errors",
+    "validation",
     "files",
     "provenance",
     "rules",

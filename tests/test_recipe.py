@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import tessellm
 from tessellm.errors import RecipeError
-from tessellm.recipe import MemberEntry, Recipe, read_recipe
+from tessellm.recipe import Recipe, read_recipe
 
 from conftest import logits
 
@@ -105,7 +106,7 @@ def test_wrong_recipes_are_explained(tmp_path: Path, text: str) -> None:
     assert WRONG[text] in message
     assert "\n" not in message
     assert "pydantic" not in message.lower()
-    assert "MemberEntry" not in message
+    assert "MemberSpec" not in message
 
 
 def test_wrong_json_and_unreadable_files_are_explained(tmp_path: Path) -> None:
@@ -131,9 +132,8 @@ def test_the_ready_recipes_are_valid() -> None:
         assert read_recipe(path).experts
 
 
-def test_a_recipe_knows_what_a_member_knows() -> None:
-    spec = set(tessellm.MemberSpec.__dataclass_fields__)
-    assert set(MemberEntry.model_fields) == spec
+def test_a_recipe_and_compose_take_one_specification() -> None:
+    assert Recipe.model_fields["base"].annotation is tessellm.MemberSpec
     assert {"base", "experts", "rule", "termination", "dtype", "device_map"} <= set(Recipe.model_fields)
 
 
@@ -149,3 +149,45 @@ def test_a_number_with_an_exponent_is_a_number(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path, name):
     (tmp_path / name).write_text('{"base": "b", "experts": {"math": "m"}}\r\n', encoding="utf-8-sig")
     assert read_recipe(tmp_path / name).base.source == "b"
+
+
+def bomb(levels: int, form: str) -> str:
+    """A recipe of some hundred bytes whose aliases stand for 9 ** levels entries."""
+    lines = ["x0: &x0 {a: 1}"]
+    for level in range(1, levels + 1):
+        nine = ", ".join([f"*x{level - 1}"] * 9)
+        lines.append(f"x{level}: &x{level} " + ("{<<: [" + nine + "]}" if form == "merged" else f"[{nine}]"))
+    return "\n".join([*lines, "base: ./b", "experts: {m: ./m}"])
+
+
+@pytest.mark.parametrize("form", ["merged", "listed"])
+@pytest.mark.parametrize("levels", [8, 60])
+def test_aliases_that_stand_for_billions_are_refused_at_once(tmp_path: Path, form: str, levels: int) -> None:
+    begun = time.monotonic()
+    with pytest.raises(RecipeError, match="its aliases stand for more than 10,000 entries"):
+        read_recipe(recipe_at(tmp_path, bomb(levels, form)))
+    assert time.monotonic() - begun < 2
+
+
+def test_aliases_that_stand_for_themselves_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        read_recipe(recipe_at(tmp_path, "base: &b {source: *b}\nexperts: {m: ./m}"))
+    with pytest.raises(RecipeError):
+        read_recipe(recipe_at(tmp_path, "rule: &r [*r]\nbase: ./b\nexperts: {m: ./m}"))
+
+
+def test_aliases_are_taken(tmp_path: Path) -> None:
+    path = recipe_at(tmp_path, "base: ./b\nexperts: {m: &m {source: ./m, weight: 2}, n: {<<: *m, weight: 3}, o: *m}")
+    assert [member.weight for member in read_recipe(path).experts.values()] == [2, 3, 2]
+
+
+def test_a_file_that_is_too_large_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a recipe has at most 1,048,576"):
+        read_recipe(recipe_at(tmp_path, "#" * (1 << 21)))
+
+
+def test_values_of_a_member_are_checked_when_a_recipe_is_read(tmp_path: Path) -> None:
+    for said, wrong in (("unknown dtype 'float23'", "dtype: float23"), ("within ±1,000,000", "weight: 1e9")):
+        path = recipe_at(tmp_path, f"base: ./b\nexperts: {{m: {{source: ./m, {wrong}}}}}")
+        with pytest.raises(RecipeError, match=said):
+            read_recipe(path)

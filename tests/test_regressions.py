@@ -180,7 +180,7 @@ def test_an_unknown_policy_is_refused_where_nothing_ends():
     ("change", "says"),
     [
         ({"termination": "never"}, "unknown termination 'never'"),
-        ({"members": []}, "is damaged: expected a rule, a base and at least one expert"),
+        ({"members": []}, "is damaged: members: expected a list of members, the base first and at least one expert"),
         ({"rule": None}, "is damaged"),
         ({"rule": {"name": ["product"]}}, "unknown rule"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import MemberError, RecipeError, nearest
-from .members import Loading, Member, MemberSpec, check_name, load_member
+from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
 from .rules import DEFAULT, RULES, ComposedRule, Rule, RuleLike, default_termination
@@ -124,7 +124,7 @@ def assemble(
     vocabulary = vocabulary or agree([_speaker(member) for member in members])
     contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(
-        members=[describe(member, vocabulary.member_end_ids[member.name]) for member in members],
+        members=[SavedMember.of(member, vocabulary.member_end_ids[member.name]).entry() for member in members],
         rule=rule_entry(rule),
         termination=termination,
         vocab_size=vocabulary.size,
@@ -176,17 +176,6 @@ def _described(rule: Rule) -> dict[str, Any]:
         return ComposedRule.make(rule).describe()
     except TypeError as error:
         raise RecipeError(str(error)) from error
-
-
-def describe(member: Member, end_ids: Sequence[int]) -> dict[str, Any]:
-    """A member as the config holds it; its end tokens in the composition's ids."""
-    kind = "adapter" if member.is_adapter else "full"
-    entry: dict[str, Any] = {"name": member.name, "kind": kind, "weight": float(member.spec.weight)}
-    entry["end_ids"] = list(end_ids)
-    if member.source is not None:
-        entry["source"] = member.source.name
-        entry["revision"] = member.source.revision
-    return entry
 
 
 def _check_forward(member: Member) -> None:

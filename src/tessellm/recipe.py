@@ -16,9 +16,9 @@ errors that name the nearest known key.
 from __future__ import annotations
 
 import json
-import os
+import math
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +26,23 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .compose import compose
-from .errors import RecipeError, nearest
+from .errors import MemberError, RecipeError
+from .members import MemberSpec
+from .members.spec import EXPECTED as MEMBER_KEYS
 from .model import ComposedForCausalLM
 from .rules import DEFAULT
+from .validation import explain, kind
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
-class MemberEntry(_Strict):
-    """One member of a recipe."""
-
-    source: str
-    weight: float = 1.0
-    revision: str | None = None
-    dtype: str | None = None
-    device: str | int | None = None
-    quantization: str | None = None
-    any_base: bool = False
-
-    def arguments(self, folder: Path) -> dict[str, Any]:
-        source = os.path.abspath(folder / self.source) if self.source.startswith(".") else self.source
-        return {**self.model_dump(), "source": source}
-
-
 class Recipe(_Strict):
     """A composition, as a user writes it down."""
 
-    base: MemberEntry
-    experts: dict[str, MemberEntry] = Field(min_length=1)
+    base: MemberSpec
+    experts: dict[str, MemberSpec] = Field(min_length=1)
     rule: str | dict[str, Any] = DEFAULT
     termination: str | None = None
     dtype: str | None = None
@@ -79,8 +66,8 @@ class Recipe(_Strict):
         """Load the members and compose them; paths are relative to `folder`."""
         loading: dict[str, Any] = {"dtype": self.dtype} if self.dtype else {}
         return compose(
-            self.base.arguments(folder),
-            {name: entry.arguments(folder) for name, entry in self.experts.items()},
+            self.base.seen_from(folder),
+            {name: member.seen_from(folder) for name, member in self.experts.items()},
             rule=self.rule,
             termination=self.termination,
             device_map=self.device_map,
@@ -93,68 +80,50 @@ class Recipe(_Strict):
 def read_recipe(path: Path) -> Recipe:
     """Read and check a recipe."""
     try:
+        if path.stat().st_size > LARGEST:
+            raise RecipeError(f"{path} has {path.stat().st_size:,} bytes; a recipe has at most {LARGEST:,}")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}"
         ) from error
-    kind = "JSON" if path.suffix == ".json" else "YAML"
+    notation = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        content = _parse(text, kind)
+        content = _parse(text, notation)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is no valid {kind}: {' '.join(str(error).split())}") from error
+        raise RecipeError(f"{path} is no valid {notation}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise RecipeError(f"{path}: expected a mapping with the keys base and experts; got {_kind(content)}")
+        raise RecipeError(f"{path}: expected a mapping with the keys base and experts; got {kind(content)}")
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")  # misspelt keys first
-        problems = dict.fromkeys(_explain(problem) for problem in found)
-        raise RecipeError(f"{path}: " + "; ".join(problems)) from error
+        raise RecipeError(f"{path}: {explain(error, EXPECTED, _known_keys)}") from error
+    except MemberError as error:
+        raise RecipeError(f"{path}: {error}") from error
 
 
-def _parse(text: str, kind: str) -> Any:
-    if kind == "YAML":
+def _parse(text: str, notation: str) -> Any:
+    if notation == "YAML":
         return yaml.load(text, Loader=_UniqueKeys)
     return json.loads(text, object_pairs_hook=_unique_pairs)
 
 
-EXPECTED = {  # by the last known key of where a problem is
-    "base": "a hub id, a folder, or a mapping with the key source",
+def _known_keys(place: tuple[str, ...]) -> Iterable[str]:
+    return MemberSpec.__dataclass_fields__ if len(place) > 1 else Recipe.model_fields
+
+
+LARGEST = 1 << 20  # bytes of a recipe
+NODES = 10_000  # of a YAML recipe, with what its aliases stand for
+MEMBER = "a hub id, a folder, or a mapping with the key source"
+EXPECTED = {  # by the last known key of where a problem is; experts.* is what each of them should be
+    "base": MEMBER,
     "experts": "a mapping from names to hub ids, folders or mappings with the key source, at least one",
-    "source": "a hub id or a folder",
-    "weight": "a finite number",
+    "experts.*": MEMBER,
+    **MEMBER_KEYS,
     "rule": "a rule's name, or a mapping with the key name and its parameters",
     "device_map": "a device, or a mapping from members to devices",
-    "device": "a device, such as cpu or cuda:1",
-    "any_base": "true or false",
     "trust_remote_code": "true or false",
 }
-
-
-def _explain(problem: Any) -> str:
-    place = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        owner = MemberEntry if len(place) > 1 else Recipe
-        return f"unknown key {'.'.join(place)!r}; {nearest(place[-1], owner.model_fields)}"
-    if problem["type"] == "missing":
-        return f"the key {'.'.join(place)!r} is missing"
-    if place[-1] == "[key]":
-        return f"{place[0]}: expected names of letters; got {_shown(problem['input'])}"
-    deepest = max((number for number, part in enumerate(place) if part in EXPECTED), default=len(place) - 1)
-    in_expert = place[0] == "experts" and deepest == 0 and len(place) > 1
-    where = place[:2] if in_expert else place[: deepest + 1]
-    expected = EXPECTED["base"] if in_expert else EXPECTED.get(place[deepest], "text")
-    return f"{'.'.join(where)}: expected {expected}; got {_shown(problem['input'])}"
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float | bool) else _kind(value)
-
-
-def _kind(value: Any) -> str:
-    kinds = {type(None): "nothing", dict: "a mapping" if value else "an empty mapping", list: "a list", str: "text"}
-    return kinds.get(type(value), type(value).__name__)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -165,8 +134,27 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _expanded_size(node: Any, sizes: dict[int, float]) -> float:
+    """How many nodes there are with every alias written out; one that holds itself has no end."""
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # while it is being counted
+        children = node.value if isinstance(node.value, list) else []
+        parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings may not say a key twice, and in which 1e-3 is a number: YAML 1.1 wants 1.0e-3."""
+    """YAML whose mappings may not say a key twice, and in which 1e-3 is a number: YAML 1.1 wants 1.0e-3.
+
+    What aliases stand for is counted before anything is made of it: a few of them can stand for billions.
+    """
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > NODES:
+            raise yaml.YAMLError(f"its aliases stand for more than {NODES:,} entries")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         merge = "tag:yaml.org,2002:merge"

@@ -11,19 +11,17 @@
 A linked folder names its members by hub id and revision, or by a path relative to itself.
 """
 
+from .links import saved_spec
 from .load import (
-    check_config,
-    is_composition,
     load,
     load_as_hugging_face,
-    read_config,
     read_own_tensors,
     saved_alignment,
 )
+from .reader import is_composition, read_config, saved_members
 from .save import check_target, save
 
 __all__ = [
-    "check_config",
     "check_target",
     "is_composition",
     "load",
@@ -32,4 +30,6 @@ __all__ = [
     "read_own_tensors",
     "save",
     "saved_alignment",
+    "saved_members",
+    "saved_spec",
 ]

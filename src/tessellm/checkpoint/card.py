@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..members import SavedMember
 from ..model import ComposedConfig
 from ..rules import RULES
 
 
-def model_card(config: ComposedConfig, name: str, notes: Sequence[str]) -> str:
+def model_card(config: ComposedConfig, members: Sequence[SavedMember], name: str, notes: Sequence[str]) -> str:
     """A model card in the hub's form."""
     rows = "\n".join(
-        f"| {member['name']} | {member['kind']} | {'' if i == 0 else format(member['weight'], 'g')} | "
-        f"`{member.get('source', '')}`{' @ ' + member['revision'][:12] if member.get('revision') else ''} |"
-        for i, member in enumerate(config.members)
+        f"| {member.name} | {member.kind} | {'' if i == 0 else format(member.weight, 'g')} | "
+        f"`{member.source or ''}`{' @ ' + member.revision[:12] if member.revision else ''} |"
+        for i, member in enumerate(members)
     )
     rule = config.rule
     parameters = "".join(f", {key} = {value}" for key, value in rule.items() if key != "name")
     entry = RULES[rule["name"]]
     remarks = "\n".join(f"- {note}" for note in notes)
-    hub_ids = [member["source"] for member in config.members if member.get("revision")]
+    hub_ids = [str(member.source) for member in members if member.revision]
     base_model = f"base_model: [{', '.join(hub_ids)}]\n" if hub_ids else ""
     return f"""---
 library_name: tessellm

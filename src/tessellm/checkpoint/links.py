@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..members import Loading, Member, MemberSpec, sources
-from .stamps import Stamp, telling_files
+from ..members import Loading, Member, MemberSpec, SavedMember, sources
+from ..members.saved import Stamp
 
 
-def link(member: Member, target: Path) -> dict[str, Any]:
-    """Where a member is, seen from the composition's folder, and how it was loaded."""
+def link(saved: SavedMember, member: Member, target: Path) -> SavedMember:
+    """The member with where it is, seen from the composition's folder, and how it was loaded."""
     if member.source is None:
         raise CheckpointError(
             f"member {member.name!r} was given as a loaded model, so there is nothing to link to. Save with "
@@ -24,51 +23,50 @@ def link(member: Member, target: Path) -> dict[str, Any]:
             f"member {member.name!r} is inside {target}, which would be replaced by a link to it. Save self-contained, "
             "or to another folder"
         )
-    entry: dict[str, Any] = {}
-    if not member.is_adapter:
-        entry["dtype"] = str(member.model.dtype).removeprefix("torch.")
-    if member.spec.quantization is not None:
-        entry["quantization"] = member.spec.quantization
-    if member.source.hub_id is not None:
-        return {"source": member.source.name, "revision": member.source.revision, **entry}
-    entry["stamp"] = vars(Stamp.of(telling_files(member.source)))
-    if member.source.package is not None:
-        return {"source": member.source.name, **entry}
-    path = Path(os.path.relpath(member.source.path, target.resolve())).as_posix()
-    return {"source": path if path.startswith(".") else f"./{path}", **entry}
+    dtype = None if member.is_adapter else str(member.model.dtype).removeprefix("torch.")
+    return saved.placed(dtype=dtype, quantization=member.spec.quantization, **_place(member.source, target))
 
 
-def saved_member(entry: Mapping[str, Any], folder: Path, loading: Loading) -> MemberSpec:
-    """Where a member of a saved composition is; refused if it is gone or no longer what it was."""
-    name, source = entry["name"], entry.get("source")
-    if not source:
-        raise CheckpointError(f"{folder / 'config.json'} does not say where member {name!r} is")
+def _place(source: sources.Source, target: Path) -> dict[str, Any]:
+    if source.hub_id is not None:
+        return {"source": source.name, "revision": source.revision}
+    if source.package is not None:
+        return {"source": source.name, "stamp": Stamp.of(source)}
+    path = Path(os.path.relpath(source.path, target.resolve())).as_posix()
+    return {"source": path if path.startswith(".") else f"./{path}", "stamp": Stamp.of(source)}
+
+
+def saved_spec(saved: SavedMember, folder: Path, loading: Loading) -> MemberSpec:
+    """How to load a member of a saved composition; refused if it is gone or no longer what it was."""
+    if saved.source is None:
+        raise CheckpointError(f"{folder / 'config.json'} does not say where member {saved.name!r} is")
     as_saved = loading.dtype in (None, "auto")
-    is_here = source.startswith((".", sources.PACKAGE))
     return MemberSpec(
-        _linked_source(entry, folder) if is_here else source,
-        weight=entry["weight"],
-        revision=entry.get("revision"),
-        dtype=entry.get("dtype") if as_saved else None,
-        quantization=entry.get("quantization"),
+        _linked_source(saved, saved.source, folder),
+        weight=saved.weight,
+        revision=saved.revision,
+        dtype=saved.dtype if as_saved else None,
+        quantization=saved.quantization,
         any_base=True,  # checked when it was composed
     )
 
 
-def _linked_source(entry: Mapping[str, Any], folder: Path) -> str:
-    name, place = entry["name"], entry["source"]
+def _linked_source(saved: SavedMember, place: str, folder: Path) -> str:
+    """Where the member is; what is on this machine is compared with what it was."""
+    if not place.startswith((".", sources.PACKAGE)):
+        return place
     if place.startswith("."):
         place = os.path.normpath(folder / place)
-        if not Path(place).exists():
+        if not sources.exists(Path(place)):
             raise CheckpointError(
-                f"member {name!r} is missing: {folder} links to {place}, which is not there. Move it back, or compose "
-                "again"
+                f"member {saved.name!r} is missing: {folder} links to {place}, which is not there. Move it back, or "
+                "compose again"
             )
-    source = sources.find(place, f"member {name!r}")
-    sources.check(source, f"member {name!r}")
-    if "stamp" in entry and not Stamp(**entry["stamp"]).matches(telling_files(source)):
+    source = sources.find(place, f"member {saved.name!r}")
+    sources.check(source, f"member {saved.name!r}")
+    if saved.stamp is not None and not saved.stamp.matches(source):
         raise CheckpointError(
-            f"member {name!r} has changed since it was composed: {source.path} holds other weights or another config. "
-            "Compose again to take them"
+            f"member {saved.name!r} has changed since it was composed: {source.path} holds other weights or another "
+            "config. Compose again to take them"
         )
     return place

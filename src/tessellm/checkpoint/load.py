@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ..compose import assemble, check_termination, load_members, make_loading, place, rule_entry
+from ..compose import assemble, load_members, make_loading, place
 from ..errors import CheckpointError
 from ..members import load_tokenizer, sources
 from ..model import ComposedConfig, ComposedForCausalLM
 from ..vocabulary import Alignment, Vocabulary
-from .links import saved_member
+from .links import saved_spec
+from .reader import read_config, saved_members
 
 NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without meaning anything by it
     "subfolder": "",
@@ -35,28 +35,19 @@ NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without 
 }
 
 
-def is_composition(folder: Path) -> bool:
-    try:
-        return json.loads((folder / "config.json").read_text())["model_type"] == ComposedConfig.model_type
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def load(path: str | Path, *, config: ComposedConfig | None = None, **options: Any) -> ComposedForCausalLM:
     """Read a composition's folder, or a hub repository that holds one."""
     revision, device_map = options.pop("revision", None), options.pop("device_map", None)
     loading = make_loading(options)
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
-    if config is None:
-        config = read_config(folder)
-    else:
-        check_config(config, folder / "config.json")
-    specs = {entry["name"]: saved_member(entry, folder, loading) for entry in config.members}
+    config = config or read_config(folder)
+    saved = saved_members(config, folder)
+    specs = {member.name: saved_spec(member, folder, loading) for member in saved}
     members = load_members(place(specs, device_map), loading)
     tensors = read_own_tensors(folder)
     alignments = {name: saved_alignment(tensors, name, config.vocab_size) for name in specs}
-    ends = {entry["name"]: tuple(entry["end_ids"]) for entry in config.members}
+    ends = {member.name: tuple(member.end_ids) for member in saved}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, config.rule, config.termination, vocabulary)
     for key in ("max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
@@ -67,32 +58,6 @@ def load(path: str | Path, *, config: ComposedConfig | None = None, **options: A
     model.notes = tuple(getattr(config, "notes", model.notes))
     model.config._name_or_path = model.name_or_path = str(folder)
     return model
-
-
-def read_config(folder: Path) -> ComposedConfig:
-    file = folder / "config.json"
-    if is_composition(folder):
-        config = ComposedConfig.from_pretrained(folder)
-        check_config(config, file)
-        return config
-    try:
-        kind = json.loads(file.read_text()).get("model_type")
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no composition: there is no config.json in it") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file} is cut off or damaged. Compose again") from error
-    raise CheckpointError(
-        f"{folder} holds no composition but a model of type {kind!r}. Expected a folder written by `tessellm compose`, "
-        "or a recipe"
-    )
-
-
-def check_config(config: ComposedConfig, file: Path) -> None:
-    """Refuse what a hand or another program wrote into config.json and no composition can be."""
-    if not isinstance(config.members, list) or len(config.members) < 2 or not isinstance(config.rule, Mapping):
-        raise CheckpointError(f"{file} is damaged: expected a rule, a base and at least one expert. Compose again")
-    rule_entry(config.rule)
-    check_termination(config.termination)
 
 
 def _read_generation(folder: Path) -> GenerationConfig:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from safetensors.torch import save_file
@@ -15,14 +16,14 @@ from transformers import GenerationConfig
 
 from .. import files
 from ..errors import CheckpointError
-from ..members import Member, adapters
+from ..members import Member, SavedMember, adapters
 from ..members.quantized import check_readable
 from ..members.shared_tensors import store_once
 from ..model import ComposedConfig, ComposedForCausalLM
 from ..rules import RULES
 from . import card
 from .links import link
-from .load import is_composition
+from .reader import is_composition
 
 STUB = '''"""Lets `from_pretrained(folder, trust_remote_code=True)` find tessellm, which must be installed."""
 
@@ -50,26 +51,27 @@ def save(
             f"the rule {model.config.rule['name']!r} is not in tessellm's table, so it cannot be saved"
         )
     target = Path(os.path.realpath(Path(target).expanduser()))
-    entries = [] if self_contained else [link(member, target) for member in model.loaded_members]
+    members = [SavedMember.model_validate(entry) for entry in model.config.members]
+    if not self_contained:
+        loaded = zip(members, model.loaded_members, strict=True)
+        members = [link(saved, member, target) for saved, member in loaded]
     check_target(target)
     with files.new_directory(target, is_composition) as folder:
         if self_contained:
-            entries = _store_members(model.loaded_members, folder, max_shard_size)
-        _write_config(model, entries, folder)
+            _store_members(model.loaded_members, folder, max_shard_size)
+            members = [saved.placed(source=f"./members/{saved.name}") for saved in members]
+        _write_config(model, members, folder)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(folder)
         save_file(_own_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "modeling_tessellm.py").write_text(STUB)
-        readme = card.model_card(ComposedConfig.from_pretrained(folder), target.name, model.notes)
+        readme = card.model_card(cast(ComposedConfig, model.config), members, target.name, model.notes)
         (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
-def _write_config(model: ComposedForCausalLM, entries: list[dict[str, Any]], folder: Path) -> None:
+def _write_config(model: ComposedForCausalLM, members: Sequence[SavedMember], folder: Path) -> None:
     config = ComposedConfig.from_dict(model.config.to_dict())
-    config.members = [
-        {key: member[key] for key in ("name", "kind", "weight", "end_ids")} | entry
-        for member, entry in zip(config.members, entries, strict=True)
-    ]
+    config.members = [member.entry() for member in members]
     config.architectures = ["ComposedForCausalLM"]
     config.auto_map = dict(AUTO_MAP)
     config.notes = list(model.notes)
@@ -101,7 +103,7 @@ def check_target(target: Path) -> None:
         )
 
 
-def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> list[dict[str, Any]]:
+def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> None:
     plain = {}
     for member in members:
         check_readable(member.model, member.name)
@@ -117,7 +119,6 @@ def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: st
         if not getattr(member.model, "is_quantized", False):
             plain[member.name] = place
     store_once(plain, folder / "shared", max_shard_size)
-    return [{"source": f"./members/{member.name}"} for member in members]
 
 
 def _own_tensors(model: ComposedForCausalLM) -> dict[str, Tensor]:

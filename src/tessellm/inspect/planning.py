@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import read_config
-from ..checkpoint.links import saved_member
+from ..checkpoint import read_config, saved_members, saved_spec
 from ..compose import rule_entry
 from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
 from ..errors import MemberError, RecipeError, nearest
@@ -212,18 +211,19 @@ def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:
     folder = find(model, "the composition", nested=True).directory
     config = read_config(folder)
     places = {}
-    for entry in config.members:
-        spec = saved_member(entry, folder, Loading())
-        places[entry["name"]] = (find(str(spec.source), f"member {entry['name']!r}", spec.revision), entry["kind"])
+    for member in saved_members(config, folder):
+        spec = saved_spec(member, folder, Loading())
+        source = find(str(spec.source), f"member {member.name!r}", spec.revision)
+        places[member.name] = (source, str(member.kind))
     return places, config.rule
 
 
 def _from_recipe(path: Path) -> tuple[dict[str, tuple[Source, str]], Any]:
     recipe = read_recipe(path)
     places = {}
-    for name, entry in {"base": recipe.base, **recipe.experts}.items():
-        wanted = entry.arguments(path.parent)
-        source = find(str(wanted["source"]), f"member {name!r}", wanted.get("revision"))
+    for name, member in {"base": recipe.base, **recipe.experts}.items():
+        wanted = member.seen_from(path.parent)
+        source = find(str(wanted.source), f"member {name!r}", wanted.revision)
         places[name] = (source, "adapter" if source.is_adapter else "full")
     return places, rule_entry(recipe.rule)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import MemberError, MissingExtraError
 from . import gguf_files
+from .sizes import check_sizes
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -188,12 +189,24 @@ def weight_files(directory: Path) -> list[Path]:
         if (directory / f"{stem}.safetensors").is_file():  # which transformers takes before an index
             return [directory / f"{stem}.safetensors"]
         if index.is_file():
-            try:
-                names = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise MemberError(f"{index} is cut off or damaged. Copy or download it again") from error
-            return [Path(os.path.normpath(directory / name)) for name in sorted(names)]
+            return _indexed(index)
     return []
+
+
+def _indexed(index: Path) -> list[Path]:
+    """The files that an index names: beside it, or what the members of a composition share."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not all(isinstance(name, str) and len(name) <= LONGEST and "\0" not in name for name in names):
+            raise TypeError("names of files are texts")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MemberError(f"{index} is cut off or damaged. Copy or download it again") from error
+    places = [index.parent, *([index.parents[2] / "shared"] if index.parent.parent.name == "members" else [])]
+    files = [Path(os.path.normpath(index.parent / name)) for name in names]
+    for file in files:
+        if not any(file.is_relative_to(place) for place in places):
+            raise MemberError(f"{index} names {file}, which is outside its folder. Copy or download it again")
+    return files
 
 
 def check(source: Source, owner: str) -> list[Path]:
@@ -220,6 +233,8 @@ def check_files(directory: Path, owner: str) -> list[Path]:
         problem = safetensors_problem(file)
         if problem:
             raise MemberError(f"{owner}: {file} {problem}. Copy or download it again")
+    if not (directory / "adapter_config.json").is_file():
+        check_sizes(directory, files, owner)
     return files
 
 
@@ -234,7 +249,7 @@ def _refuse_pickles(files: list[str], place: str, owner: str) -> None:
 
 def safetensors_problem(file: Path) -> str | None:
     """What is wrong with a safetensors file, from its header and its size alone; None if it is whole."""
-    if not file.is_file():
+    if not exists(file) or not file.is_file():
         return "is missing"
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -244,15 +259,21 @@ def safetensors_problem(file: Path) -> str | None:
             return f"is cut off ({size} bytes, not even its header)"
         try:
             header = json.loads(stream.read(length))
-            end = max(
-                (entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"),
-                default=0,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
+            end = max((_end(entry) for key, entry in header.items() if key != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return "is not a safetensors file (its header cannot be read)"
     if 8 + length + end != size:
         return f"is cut off or damaged ({size} bytes, expected {8 + length + end})"
     return None
+
+
+def _end(entry: Any) -> int:
+    """Where a tensor of a header ends."""
+    start, end = entry["data_offsets"]
+    numbers = [start, end, *entry["shape"]]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(entry["dtype"], str):
+        raise ValueError("a tensor has a shape, a dtype and two offsets")
+    return end
 
 
 def digest(files: list[Path]) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator, ConfigDict, Strict, TypeAdapter, ValidationError, with_config
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import MemberError, nearest
 from ..rules import LARGEST_WEIGHT
+from ..validation import explain
 from .quantized import QUANTIZATIONS
 from .sources import Source
 
@@ -31,17 +34,34 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
     return getattr(torch, dtype)
 
 
+def _plain_number(number: Any) -> Any:
+    """numpy's and others' numbers as Python's; anything else as it is, to be refused."""
+    return float(number) if isinstance(number, Real) and not isinstance(number, bool) else number
+
+
+Text = Annotated[str, Strict()]
+Number = Annotated[float, Strict(), BeforeValidator(_plain_number)]
+
+EXPECTED = {  # by key, for messages
+    "source": "a hub id, a folder or a GGUF file",
+    "weight": "a finite number",
+    "device": "a device, such as cpu or cuda:1",
+    "any_base": "true or false",
+}
+
+
+@with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False))
 @dataclass(frozen=True)
 class MemberSpec:
-    """What a user says of one member."""
+    """What a user says of one member, in a recipe or to `compose`."""
 
-    source: str | Path | PreTrainedModel
-    weight: float = 1.0
-    revision: str | None = None
-    dtype: str | torch.dtype | None = None
-    device: str | int | dict | None = None
-    quantization: str | None = None
-    any_base: bool = False  # take an adapter although its config names another base
+    source: Text | Path | nn.Module
+    weight: Number = 1.0
+    revision: Text | None = None
+    dtype: Text | torch.dtype | None = None
+    device: Text | Annotated[int, Strict()] | dict | None = None
+    quantization: Text | None = None
+    any_base: Annotated[bool, Strict()] = False  # take an adapter although its config names another base
 
     def __post_init__(self) -> None:
         if isinstance(self.weight, bool) or not isinstance(self.weight, Real) or not abs(self.weight) <= LARGEST_WEIGHT:
@@ -59,18 +79,22 @@ class MemberSpec:
         if isinstance(member, MemberSpec):
             return member
         if isinstance(member, Mapping):
-            known = cls.__dataclass_fields__
-            for key in member:
-                if key not in known:
-                    raise MemberError(f"unknown key {key!r} of a member; {nearest(str(key), known)}")
-            if "source" not in member:
-                raise MemberError("a member given as a mapping needs the key 'source'")
-            return cls(**member)
+            try:
+                return TypeAdapter(cls).validate_python(dict(member))
+            except ValidationError as error:
+                raise MemberError(explain(error, EXPECTED, lambda place: cls.__dataclass_fields__)) from error
         if isinstance(member, str | Path | nn.Module):
-            return cls(member)  # type: ignore[arg-type]
+            return cls(member)
         raise MemberError(
-            f"a member is a hub id, a folder, an adapter's folder or a loaded model; got {type(member).__name__}"
+            "a member is a hub id, a folder, an adapter's folder, a GGUF file or a loaded model; got "
+            f"{type(member).__name__}"
         )
+
+    def seen_from(self, folder: Path) -> MemberSpec:
+        """The same; a path that begins with a dot is relative to `folder`."""
+        if isinstance(self.source, str) and self.source.startswith("."):
+            return replace(self, source=os.path.abspath(folder / self.source))
+        return self
 
 
 @dataclass(frozen=True)

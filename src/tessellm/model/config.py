@@ -7,21 +7,21 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..rules import DEFAULT, default_termination
 from .room import check_room
 
 
 class ComposedConfig(PreTrainedConfig):
     """What a composition is: its members, their weights, the rule. `members[0]` is the base.
 
-    A member is a mapping with `name`, `weight`, `kind` (full or adapter) and, where it was saved, `source`,
-    `revision`, `files`. `rule` is a mapping with `name` and the rule's parameters.
+    A member is a mapping with the keys of `members.SavedMember`; `rule` is one with `name` and the rule's parameters.
     """
 
     model_type = "tessellm"
 
     members: list[dict[str, Any]] = field(default_factory=list)
-    rule: dict[str, Any] = field(default_factory=lambda: {"name": "product"})
-    termination: str = "rule"
+    rule: dict[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
+    termination: str = default_termination(DEFAULT)
     vocab_size: int = 0
     max_position_embeddings: int = 0
     num_hidden_layers: int = 0

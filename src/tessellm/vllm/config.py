@@ -14,8 +14,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .. import model as reference
-from ..checkpoint import read_own_tensors, saved_alignment
-from ..checkpoint.links import saved_member
+from ..checkpoint import read_own_tensors, saved_alignment, saved_members, saved_spec
 from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
 from ..members import Loading
@@ -99,9 +98,9 @@ def check_heads(configs: Mapping[str, PreTrainedConfig]) -> None:
 def member_sources(config: reference.ComposedConfig, folder: Path) -> dict[str, Source]:
     """Where every member's files are, after a look at each; missing, changed and damaged ones are refused."""
     places = {}
-    for entry in config.members:
-        name = entry["name"]
-        spec = saved_member(entry, folder, Loading())
+    for saved in saved_members(config, folder):
+        name = saved.name
+        spec = saved_spec(saved, folder, Loading())
         if spec.quantization is not None:
             raise MemberError(
                 f"member {name!r} was composed with quantization {spec.quantization}, which transformers applies when "
