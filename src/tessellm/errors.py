@@ -9,7 +9,7 @@ TessellmError            anything that the user gave wrong; the command line exi
 │   └── RoomError        one that leaves no room in the context for what should follow
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
 ├── EngineError          what the fast path cannot run: a size, a memory
-│   └── FastPathError    members that the reference path alone can run
+│   └── FastPathError    members that the fast path does not know
 ├── TrainingError        an experiment's training that broke: values that are not finite
 └── MissingExtraError    an optional package that is not installed
 """

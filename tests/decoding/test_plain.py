@@ -25,7 +25,7 @@ bloom = pytest.fixture(scope="module")(decoding_cases.bloom)
 def test_what_the_fast_path_refuses_is_written_as_by_the_reference(bloom: Any) -> None:
     with pytest.raises(FastPathError, match="reference path"):
         Engine(bloom, slots=2)
-    requests = Engine(bloom, slots=3, reference=True).generate(prompts(7, 60, seed=1), Sampling(max_new_tokens=12))
+    requests = Engine(bloom, slots=3, plain=True).generate(prompts(7, 60, seed=1), Sampling(max_new_tokens=12))
     assert not unexcused(bloom, requests)
     row = requests[0]
     written = bloom.generate(torch.tensor([row.prompt]), max_new_tokens=12, do_sample=False)[0, len(row.prompt) :]
@@ -40,7 +40,7 @@ def test_it_writes_what_the_fast_path_writes() -> None:
     samplings = [Sampling(10, temperature=0.8 * (n % 2), seed=n) for n in range(len(texts))]
     assert max(map(len, texts)) > 256 + 64
     fast = Engine(model, slots=4).generate(texts, samplings)
-    engine = Engine(model, slots=4, reference=True)
+    engine = Engine(model, slots=4, plain=True)
     left = [engine.submit(text, Sampling(50)) for text in prompts(3, 30, seed=6)]
     for _ in range(3):
         engine.step()
@@ -55,7 +55,7 @@ def test_it_writes_what_the_fast_path_writes() -> None:
 
 def test_other_voices_speak_and_drafts_are_refused(bloom: Any) -> None:
     alone = Voice(make_rule("product", (0.0, 1.0)), frozenset())
-    engine = Engine(bloom, slots=2, window=64, reference=True)
+    engine = Engine(bloom, slots=2, window=64, plain=True)
     (text,) = prompts(1, 40, seed=7)
     request = engine.submit(text, Sampling(10, ignore_end=True), alone)
     other = engine.submit(text, Sampling(10, ignore_end=True))
@@ -67,4 +67,4 @@ def test_other_voices_speak_and_drafts_are_refused(bloom: Any) -> None:
     assert request.tokens == written[0, len(text) :].tolist()
     assert not unexcused(bloom, [other])
     with pytest.raises(EngineError, match="drafts are for the fast path"):
-        Engine(bloom, slots=1, reference=True, speculation=Speculation("lookup"))
+        Engine(bloom, slots=1, plain=True, speculation=Speculation("lookup"))

@@ -158,7 +158,9 @@ def test_what_cannot_be_run_is_refused_with_what_to_do(model: Any) -> None:
         engine.submit([])
     with pytest.raises(PromptError, match="from 0 to 63; got 64"):
         engine.submit([3, 64])
-    with pytest.raises(PromptError, match=r"30 tokens and up to 11 more .* a slot holds 40.* larger context"):
+    with pytest.raises(
+        PromptError, match=r"30 tokens and up to 11 more .* room for 40 .*a slot holds.* the engine larger"
+    ):
         engine.submit([5] * 30, Sampling(max_new_tokens=11))
     with pytest.raises(PromptError, match="empty"):
         engine.generate([[5], []], Sampling(max_new_tokens=2))

@@ -199,7 +199,7 @@ def test_bad_options_are_refused(cli: Any, composed: tuple[Any, Path], tmp_path:
         ("--api-key-file", tmp_path / "bytes"): "not UTF-8",
         ("--api-key-file", tmp_path / "empty"): "empty",
         ("--host", "192.0.2.1"): "cannot listen",
-        ("--engine", "fast"): "reference",
+        ("--engine", "fast"): "plain",
     }.items():
         ran = cli("serve", composed[1], "--port", "0", *options)
         assert ran.code == 2, options

@@ -40,11 +40,11 @@ def answers(service: Service, *asked: dict[str, Any]) -> list[Any]:
     return asyncio.run(main())
 
 
-def test_what_the_fast_path_refuses_is_served_by_the_reference(bloom: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_fast_path_refuses_is_served_plainly(bloom: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tessellm.serve"):
         service = Service(bloom, "bloom", Settings(slots=2))
     assert "BloomForCausalLM" in caplog.text
-    assert "serving by the reference path" in caplog.text
+    assert "serving members as they are" in caplog.text
     options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     trace = {"tessellm": {"trace": True}}
     composed, traced, alone = answers(
@@ -61,22 +61,22 @@ def test_what_the_fast_path_refuses_is_served_by_the_reference(bloom: Any, caplo
     assert "".join(token.text for token in traced.choices[0].tessellm.trace) == composed.choices[0].text
 
 
-def test_the_reference_writes_what_the_fast_path_writes(composed: tuple[Any, Any]) -> None:
+def test_members_as_they_are_write_what_the_fast_path_writes(composed: tuple[Any, Any]) -> None:
     options = {"model": "tiny", "prompt": [PROMPT, "abc"], "n": 2, "max_tokens": 12, "temperature": 0.7, "seed": 5}
     texts = [
         [choice.text for choice in answers(Service(composed[0], "tiny", settings), options)[0].choices]
-        for settings in (Settings(slots=3), Settings(slots=3, reference=True))
+        for settings in (Settings(slots=3), Settings(slots=3, plain=True))
     ]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 4
 
 
-def test_the_command_line_can_ask_for_the_reference(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_can_ask_for_members_as_they_are(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Settings] = []
     monkeypatch.setattr(server, "serve", lambda load, name, settings, tell: asked.append(settings))
-    for engine in ("tessellm", "reference"):
+    for engine in ("tessellm", "plain"):
         assert cli("serve", "out", "--engine", engine).code == 0
-    assert [settings.reference for settings in asked] == [False, True]
+    assert [settings.plain for settings in asked] == [False, True]
 
 
 def test_settings_of_the_model_that_are_not_honoured_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,9 +32,9 @@ def serve(
         list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
     ] = None,
     engine: Annotated[
-        Literal["tessellm", "reference", "vllm"],
+        Literal["tessellm", "plain", "vllm"],
         typer.Option(
-            help="tessellm: this machine, with a playground, by the fast path where it can run; reference: the same, "
+            help="tessellm: this machine, with a playground, by the fast path where it can run; plain: the same, "
             "never by the fast path; vllm: vLLM's server, one GPU to many nodes."
         ),
     ] = "tessellm",
@@ -85,7 +85,7 @@ def serve(
     settings = Settings(
         host=host, port=port, api_key=api_key, allowed_hosts=tuple(allowed_host or ()), slots=slots, context=context,
         queue=queue, seconds=timeout, drain_seconds=drain_timeout, log_prompts=log_prompts,
-        reference=engine == "reference",
+        plain=engine == "plain",
     )  # fmt: skip
     if not settings.local and not api_key:
         err.print(f"note: anyone who reaches {host} may use this server; --api-key lets in only who has the key")

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import EngineError, FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
+from ..model.room import SLOT, check_room
 from .members.groups import Members, make_groups
 from .memory import CONTEXT
 from .plain import plain_groups
@@ -46,25 +47,25 @@ class Engine:
         compiled: bool = True,
         speculation: Speculation | None = None,
         window: int = 0,
-        reference: bool = False,
+        plain: bool = False,
     ):
         """`window`: the longest of any rule that requests bring, if longer than that of the composition's own.
-        `reference`: members run as the reference model runs them, one sequence after another, whatever they are."""
+        `plain`: members run as the reference model runs them, one sequence after another, whatever they are."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
         limit = model.config.max_position_embeddings or None
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
         self.window = max(model.rule.window, window)
-        if reference and speculation:
-            raise EngineError("drafts are for the fast path; leave out either reference or speculation")
+        if plain and speculation:
+            raise EngineError("drafts are for the fast path; leave out either plain or speculation")
         groups: Sequence[Members] = (
-            plain_groups(model) if reference else self._checked_groups(slots, stacked, speculation is not None)
+            plain_groups(model) if plain else self._checked_groups(slots, stacked, speculation is not None)
         )
         self.state = SlotState(model, groups, slots)
-        self.steps = Steps(self.state, self.context) if reference else make_steps(self.state, self.context, compiled)
+        self.steps = Steps(self.state, self.context) if plain else make_steps(self.state, self.context, compiled)
         self.speculator = Speculator(speculation, model, self.state, self.steps) if speculation else None
-        self.prefixes = Prefixes(slots, self.context if reference else self.window + 1)
+        self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
         self.prefill = Prefill(self.state, self.steps, self.prefixes, self.window)
         self.most_rows = slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
@@ -112,11 +113,7 @@ class Engine:
             raise PromptError(
                 f"expected token ids from 0 to {size - 1}; got {next(t for t in tokens if not 0 <= t < size)}"
             )
-        if len(tokens) + new > self.context:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens and up to {new} more were asked for, but a slot holds "
-                f"{self.context}. Shorten it, ask for fewer, or make the engine with a larger context"
-            )
+        check_room(len(tokens), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT)
         self._check_special(request.voice, request.watcher)
         return request
 

@@ -182,16 +182,16 @@ class Service:
 
 
 def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engine:
-    """The fast path; the reference path where it was asked for, or where the members can run on no other."""
+    """The fast path; members as they are where that was asked for, or where the fast path does not know them."""
     plan = plan_slots(model, settings.slots, settings.context)
     log.info("%s", plan)
-    if not settings.reference:
+    if not settings.plain:
         try:
             return Engine(model, plan.slots, plan.context, window=window)
         except FastPathError as error:
             log.warning("%s", error)
-            log.warning("serving by the reference path: slower, and one sequence after another")
-    return Engine(model, plan.slots, plan.context, window=window, reference=True)
+            log.warning("serving members as they are: slower, and one sequence after another")
+    return Engine(model, plan.slots, plan.context, window=window, plain=True)
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:

@@ -29,7 +29,7 @@ class Settings:
     body_bytes: int = 1 << 20
     choices: int = 16  # prompts times n, in one request
     log_prompts: bool = False
-    reference: bool = False  # run members as the reference model does, though the fast path may know them
+    plain: bool = False  # run members as they are, though the fast path may know them
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
