@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, PromptError, require
-from . import confined
 from .harness import ComposedLM
 from .journal import key_of
+from .programs import run_confined
 from .protocol import Outcome, Problem
 from .splits import TEST, Part, take_lines
 from .tasks import GREEDY, downloading
@@ -100,20 +99,7 @@ def verdicts(name: str, samples: Path, problems: Path, workers: int = WORKERS) -
             shutil.copy(path, Path(scratch) / called)
         seconds = 120 + SECONDS_A_PROBLEM * len(_lines(samples))
         program = [sys.executable, "-c", SCORER, name, str(workers)]
-        ran = subprocess.run(
-            [sys.executable, confined.__file__, scratch, str(seconds), str(MEMORY), *program],
-            env=_environment(scratch),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-        if ran.returncode == confined.REFUSED:
-            raise EngineError(
-                "code that a model wrote runs only where it can be confined, and this system refuses: "
-                f"{ran.stderr.strip()}. Use a Linux with user namespaces and Landlock"
-            )
+        ran = run_confined(program, scratch, seconds, MEMORY, _environment(scratch))
         result = Path(scratch) / "samples_eval_results.json"
         if ran.returncode or not result.is_file():
             raise EngineError(f"evalplus failed (exit code {ran.returncode}): {ran.stderr.strip()[-500:]}")
