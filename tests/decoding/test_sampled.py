@@ -11,6 +11,8 @@ from torch import Tensor
 import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling, uniform
+from tessellm.decoding.speculation import Speculation
+from tessellm.errors import GenerationError
 
 from chi_square import chi_square_p_value
 from conftest import VOCAB, build_model, perturbed
@@ -27,12 +29,14 @@ def model() -> Any:
 
 
 @torch.no_grad()
-def joint_of_two_tokens(model: Any, temperature: float, top_p: float) -> Tensor:
+def joint_of_two_tokens(model: Any, temperature: float, top_p: float, top_k: int) -> Tensor:
     """p(first, second | PROMPT), by the reference: [V, V]."""
 
     def shaped(logp: Tensor) -> Tensor:
         p = (logp.double() / temperature).softmax(-1)
         ordered, order = p.sort(-1, descending=True)
+        ordered = ordered * (torch.arange(VOCAB) < (top_k or VOCAB))
+        ordered = ordered / ordered.sum(-1, keepdim=True)
         kept = ordered.cumsum(-1) - ordered < top_p
         p = torch.zeros_like(p).scatter(-1, order, ordered * kept)
         return p / p.sum(-1, keepdim=True)
@@ -42,15 +46,19 @@ def joint_of_two_tokens(model: Any, temperature: float, top_p: float) -> Tensor:
     return shaped(first)[:, None] * shaped(model(texts).logits[:, -1])
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
-def test_two_sampled_tokens_follow_the_exact_distribution(model: Any, temperature: float, top_p: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 0), (0.7, 1.0, 0), (1.3, 0.8, 0), (1.0, 1.0, 5), (1.3, 0.8, 9)]
+)
+def test_two_sampled_tokens_follow_the_exact_distribution(
+    model: Any, temperature: float, top_p: float, top_k: int
+) -> None:
     """A prefilled and a decoded token, jointly, so that their noise must be independent too."""
-    asked = [Sampling(2, temperature, top_p, seed=seed) for seed in range(DRAWS)]
+    asked = [Sampling(2, temperature, top_p, seed=seed, top_k=top_k) for seed in range(DRAWS)]
     requests = Engine(model, slots=128).generate([PROMPT] * DRAWS, asked)
     drawn = torch.tensor([r.tokens[0] * VOCAB + r.tokens[1] for r in requests])
     count = torch.bincount(drawn, minlength=VOCAB**2).double()
-    right = joint_of_two_tokens(model, temperature, top_p).flatten()
-    wrong = joint_of_two_tokens(model, temperature * 1.3, top_p).flatten()
+    right = joint_of_two_tokens(model, temperature, top_p, top_k).flatten()
+    wrong = joint_of_two_tokens(model, temperature * 1.3, top_p, top_k).flatten()
     assert not count[right == 0].any()
     assert chi_square_p_value(count, right) > 1e-4
     assert chi_square_p_value(count, wrong) < 1e-4
@@ -86,3 +94,40 @@ def test_noise_is_uniform_and_depends_on_seed_and_position() -> None:
     for shift in (1, 2):
         assert (table[:, shift:] * table[:, :-shift]).mean().abs() < 4 / 12 / 300
         assert (table[shift:] * table[:-shift]).mean().abs() < 4 / 12 / 300
+
+
+@torch.no_grad()
+def penalised_text(model: Any, prompt: list[int], new: int, frequency: float, presence: float) -> list[int]:
+    """What OpenAI's penalties make of a greedy text, token by token, by the reference."""
+    written: list[int] = []
+    for _ in range(new):
+        count = torch.bincount(torch.tensor(written, dtype=torch.long), minlength=VOCAB)
+        logits = model(torch.tensor([prompt + written])).logits[0, -1]
+        written.append(int((logits - frequency * count - presence * (count > 0)).argmax()))
+    return written
+
+
+@pytest.mark.parametrize("plain_members", [False, True])
+def test_penalties_are_those_of_what_was_written_whatever_else_is_in_the_batch(model: Any, plain_members: bool) -> None:
+    texts = prompts(7, 30, seed=2)
+    penalties = [(0.0, 0.0), (0.5, 0.0), (0.0, 1.5), (2.0, -1.0), (-0.5, 0.3), (0.0, 0.0), (1.0, 1.0)]
+    asked = [Sampling(12, frequency_penalty=each[0], presence_penalty=each[1]) for each in penalties]
+    engine = Engine(model, slots=3, plain=plain_members)
+    for _ in range(2):  # counts begin anew with each request
+        requests = engine.generate(texts, asked)
+        for request, text, each in zip(requests, texts, penalties, strict=True):
+            assert request.tokens == penalised_text(model, list(text), 12, *each)
+    plain, changed = (Engine(model).generate([PROMPT], each)[0] for each in (Sampling(12), asked[3]))
+    assert plain.tokens != changed.tokens
+    assert changed.logprobs[0] == pytest.approx(plain.logprobs[0])  # as the composition has them
+
+
+def test_the_likeliest_of_one_is_greedy_and_what_makes_no_sense_is_refused(model: Any) -> None:
+    greedy, one = (Engine(model).generate([PROMPT], each)[0] for each in (Sampling(12), Sampling(12, 1.5, top_k=1)))
+    assert one.tokens == greedy.tokens
+    for wrong in ({"top_k": -1}, {"presence_penalty": float("nan")}, {"frequency_penalty": float("inf")}):
+        with pytest.raises(GenerationError):
+            Sampling(**wrong)
+    engine = Engine(model, speculation=Speculation("member:base"))
+    with pytest.raises(GenerationError, match="no penalties"):
+        engine.submit(PROMPT, Sampling(2, presence_penalty=1.0))

@@ -101,6 +101,39 @@ def test_the_clients_streaming_helper(client: openai.OpenAI, model: Any) -> None
     assert "".join(entry.token for entry in whole.choices[0].logprobs.content) == text
 
 
+def test_penalties_and_the_likeliest_few(client: openai.OpenAI, model: Any) -> None:
+    options: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24}
+    text, _ = alone(model, PROMPT, 24, frequency_penalty=1.0, presence_penalty=0.5)
+    answer = client.completions.create(**options, temperature=0, frequency_penalty=1.0, presence_penalty=0.5)
+    assert answer.choices[0].text == text != alone(model, PROMPT, 24)[0]
+    few = client.completions.create(**options, temperature=2, extra_body={"top_k": 1})
+    assert few.choices[0].text == alone(model, PROMPT, 24)[0]
+
+
+def test_echo_gives_the_prompt_back(client: openai.OpenAI, model: Any) -> None:
+    options: Any = {"model": "tiny", "max_tokens": 6, "temperature": 0, "n": 2}
+    text, _ = alone(model, PROMPT, 6)
+    ids = model.tokenizer(PROMPT)["input_ids"]
+    for prompt in (PROMPT, ids, [PROMPT, "abc"]):
+        answer = client.completions.create(**options, prompt=prompt, echo=True)
+        assert [choice.text for choice in answer.choices[:2]] == [PROMPT + text] * 2
+    assert answer.choices[3].text.startswith("abc")
+    streamed = ["", ""]
+    for piece in client.completions.create(**options, prompt=PROMPT, echo=True, stream=True):
+        streamed[piece.choices[0].index] += piece.choices[0].text
+    assert streamed == [PROMPT + text] * 2
+
+
+def test_forms_of_answers_are_refused(client: openai.OpenAI) -> None:
+    forms: list[Any] = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}]
+    for form in forms:
+        with pytest.raises(openai.BadRequestError, match="holds it to no form") as caught:
+            client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=form)
+        assert caught.value.body["param"] == "response_format.type"
+    plain: Any = {"type": "text"}
+    client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=plain, max_tokens=1)
+
+
 def test_seeds_and_several_choices(client: openai.OpenAI) -> None:
     options: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "n": 4}
     first = client.completions.create(**options, seed=7)
@@ -209,8 +242,11 @@ WRONG: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [
     (openai.BadRequestError, {"n": 99}, "expected 1 to 16 choices"),
     (openai.BadRequestError, {"temperature": -1}, "temperature"),
     (openai.BadRequestError, {"logprobs": 99}, "logprobs"),
-    (openai.BadRequestError, {"presence_penalty": 0.5}, "presence_penalty"),
-    (openai.BadRequestError, {"echo": True}, "echo"),
+    (openai.BadRequestError, {"presence_penalty": 2.5}, "presence_penalty"),
+    (openai.BadRequestError, {"echo": 0}, "echo"),
+    (openai.BadRequestError, {"echo": True, "logprobs": 1}, "leave out echo or logprobs"),
+    (openai.BadRequestError, {"n": 5.0}, "n: Input should be a valid integer"),
+    (openai.BadRequestError, {"extra_body": {"top_k": -1}}, "top_k"),
     (openai.BadRequestError, {"extra_body": {"temprature": 1}}, "temprature"),
     (openai.BadRequestError, {"extra_body": {"tessellm": {"weights": {"maths": 1}}}}, "did you mean 'math'"),
     (openai.BadRequestError, {"extra_body": {"tessellm": {"rule": "produkt"}}}, "did you mean 'product'"),

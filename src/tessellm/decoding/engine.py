@@ -114,6 +114,8 @@ class Engine:
                 f"expected token ids from 0 to {size - 1}; got {next(t for t in tokens if not 0 <= t < size)}"
             )
         check_room(len(tokens), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT)
+        if self.speculator and request.sampling.penalises:
+            raise GenerationError("drafts are checked position by position: no penalties for what was written before")
         self._check_special(request.voice, request.watcher)
         return request
 

@@ -5,6 +5,7 @@ So a sampled text does not depend on which other requests were in the batch. On 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     ignore_end: bool = False  # go on past end tokens: for measurements
+    top_k: int = 0  # the likeliest tokens that may be chosen; 0: all
+    frequency_penalty: float = 0.0  # off a token's log-probability, for each time that it was written
+    presence_penalty: float = 0.0  # the same, once
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -31,8 +35,16 @@ class Sampling:
         check_temperature(self.temperature)
         if not 0 < self.top_p <= 1:
             raise GenerationError(f"expected 0 < top_p ≤ 1; got {self.top_p}")
+        if self.top_k < 0:
+            raise GenerationError(f"expected top_k ≥ 0; got {self.top_k}")
+        if not (math.isfinite(self.frequency_penalty) and math.isfinite(self.presence_penalty)):
+            raise GenerationError("expected finite penalties")
         if not 0 <= self.seed < 2**63:
             raise GenerationError(f"expected a seed from 0 to 2^63 − 1; got {self.seed}")
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty)
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
@@ -45,25 +57,45 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
 
 
 def how(samplings: Iterable[Sampling]) -> str:
-    """What a batch of requests needs: greedy, sampled, or nucleus, each of which can do what the ones before it can."""
-    warm = [each for each in samplings if each.temperature > 0]
-    return "greedy" if not warm else "nucleus" if any(each.top_p < 1 for each in warm) else "sampled"
+    """What a batch of requests needs: greedy, sampled, nucleus (top_p, top_k) or penalised, each of which can do what
+    the ones before it can."""
+    given = list(samplings)
+    if any(each.penalises for each in given):
+        return "penalised"
+    warm = [each for each in given if each.temperature > 0]
+    return "greedy" if not warm else "nucleus" if any(each.top_p < 1 or each.top_k for each in warm) else "sampled"
 
 
-def choose(logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, noise_B: Tensor, how: str) -> Tensor:
+def penalised(logp_BV: Tensor, count_BV: Tensor, frequency_B: Tensor, presence_B: Tensor) -> Tensor:
+    """Log-probabilities less what tokens cost that were written before: OpenAI's penalties."""
+    cost_BV = count_BV * frequency_B[:, None] + (count_BV > 0) * presence_B[:, None]
+    return logp_BV - cost_BV.to(logp_BV.dtype)
+
+
+def choose(
+    logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, noise_B: Tensor, how: str
+) -> Tensor:
     """The next token of each row; rows with temperature 0 are greedy whatever the others need."""
     greedy_B = logp_BV.argmax(-1)
     if how == "greedy":
         return greedy_B
     warm_BV = logp_BV / temperature_B.clamp_min(COLDEST)[:, None].to(logp_BV.dtype)
     probability_BV = warm_BV.softmax(-1)
-    if how == "nucleus":
-        sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
-        before_BV = sorted_BV.cumsum(-1) - sorted_BV
-        outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]  # in the order of the sorted
-        outside_BV = torch.zeros_like(outside_BV).scatter(-1, order_BV, outside_BV)
-        probability_BV = probability_BV.masked_fill(outside_BV, 0.0)
+    if how in ("nucleus", "penalised"):
+        probability_BV = probability_BV.masked_fill(_outside(probability_BV, top_p_B, top_k_B), 0.0)
     return torch.where(temperature_B > 0, _invert(probability_BV, noise_B), greedy_B)
+
+
+def _outside(probability_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
+    """Tokens that may not be chosen: all but the likeliest k, and of those all behind a share p of their mass."""
+    sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(sorted_BV.shape[-1], device=sorted_BV.device)
+    behind_BV = (rank_V >= top_k_B[:, None]) & (top_k_B > 0)[:, None]  # in the order of the sorted
+    left_B1 = sorted_BV.masked_fill(behind_BV, 0.0).sum(-1, keepdim=True)
+    share_B1 = top_p_B[:, None] * torch.where(top_k_B[:, None] > 0, left_B1, 1.0)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    behind_BV = behind_BV | ((before_BV >= share_B1) & (top_p_B < 1)[:, None])
+    return torch.zeros_like(behind_BV).scatter(-1, order_BV, behind_BV)
 
 
 def _invert(mass_BV: Tensor, noise_B: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ..rules import Explanation, normalised, working_dtype
 from .cuda.compiled_rule import Decided, PlainRule, best
 from .members.groups import Members, member_logits
 from .requests import Request
-from .sampling import choose, uniform
+from .sampling import choose, penalised, uniform
 from .voices import Special, Voice
 
 READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
@@ -36,13 +36,17 @@ class SlotState:
     def __init__(self, model: ComposedForCausalLM, groups: Sequence[Members], slots: int):
         device = model.device
         self.rule, self.groups, self.device = model.rule, groups, device
-        self.row_numbers = len(model.members) * model.config.vocab_size  # log-probabilities of one position
+        self.vocab_size = model.config.vocab_size
+        self.row_numbers = len(model.members) * self.vocab_size  # log-probabilities of one position
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.position_S = torch.full((slots,), -1, device=device)
         self.temperature_S = torch.zeros(slots, device=device)
         self.top_p_S = torch.ones(slots, device=device)
         self.seed_S = torch.zeros(slots, dtype=torch.long, device=device)
-        self._asked = [(0.0, 1.0, 0)] * slots  # what the last three hold, as the host knows
+        self.top_k_S = torch.zeros(slots, dtype=torch.long, device=device)
+        self.frequency_S, self.presence_S = torch.zeros(slots, device=device), torch.zeros(slots, device=device)
+        self._asked: list[tuple[float, ...]] = [(0.0, 1.0, 0, 0, 0.0, 0.0)] * slots  # what those six hold, for the host
+        self.count_SV: Tensor | None = None  # how often each token was written, once a request has penalties
         self.logprob_S = torch.zeros(slots, device=device)
         self.passes = PlainRule(model.rule)  # a GPU's steps put a compiled one here
         self.rule_state: Any = None  # a NamedTuple of buffers, slot first, where the rule has a state
@@ -66,6 +70,7 @@ class SlotState:
             for buffer, new in zip(buffers or (), state or (), strict=True):
                 buffer[slots] = new
         self._note(slice(rows), token_B, logprob_B)
+        self._count(slice(rows), token_B, real_B1[:, 0], how)
         self.position_S[:rows] += real_B1[:, 0].long()
 
     def by_rule(
@@ -126,6 +131,7 @@ class SlotState:
         if special is not None:
             special.watch(logits_M, logp_BV, token_B)
         self._note(slot_B, token_B, logprob_B)
+        self._count(slot_B, token_B, position_BT[:, -1] >= 0, how)
         self.position_S[slot_B] = position_BT[:, -1] + 1
 
     def _begin(
@@ -164,23 +170,43 @@ class SlotState:
         if how == "greedy":
             return best(logp_BV)
         noise_B = uniform(self.seed_S[slots], position_B)
-        token_B = choose(logp_BV, self.temperature_S[slots], self.top_p_S[slots], noise_B, how)
+        said_BV = logp_BV
+        if how == "penalised" and self.count_SV is not None:
+            said_BV = penalised(logp_BV, self.count_SV[slots], self.frequency_S[slots], self.presence_S[slots])
+        asked = self.temperature_S[slots], self.top_p_S[slots], self.top_k_S[slots]
+        token_B = choose(said_BV, *asked, noise_B, how)
         return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 
     def _note(self, slots: Any, token_B: Tensor, logprob_B: Tensor) -> None:
         self.token_S[slots] = token_B
         self.logprob_S[slots] = logprob_B.float()
 
+    def _count(self, slots: Any, token_B: Tensor, real_B: Tensor, how: str) -> None:
+        """Count what was written, where a request is penalised for it."""
+        if how == "penalised" and self.count_SV is not None:
+            slot_B = torch.arange(len(self.count_SV), device=self.device)[slots]
+            self.count_SV.index_put_((slot_B, token_B), real_B.to(self.count_SV.dtype), accumulate=True)
+
     def enter(self, request: Request) -> None:
         """What a request asks for, into its slot, as far as it is not there: each number is a launch on a GPU."""
         slot, sampling = request.slot, request.sampling
         assert slot is not None
-        asked = sampling.temperature, sampling.top_p, sampling.seed
-        buffers = self.temperature_S, self.top_p_S, self.seed_S
+        asked = (
+            sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k,
+            sampling.frequency_penalty, sampling.presence_penalty,
+        )  # fmt: skip
+        buffers = self.temperature_S, self.top_p_S, self.seed_S, self.top_k_S, self.frequency_S, self.presence_S
         for buffer, old, new in zip(buffers, self._asked[slot], asked, strict=True):
             if old != new:
                 buffer[slot] = new
         self._asked[slot] = asked
+        if sampling.penalises:
+            self._forget_counts(slot)
+
+    def _forget_counts(self, slot: int) -> None:
+        if self.count_SV is None:
+            self.count_SV = torch.zeros(len(self.token_S), self.vocab_size, device=self.device)
+        self.count_SV[slot] = 0.0
 
     def leave(self, slot: int) -> None:
         self.position_S[slot] = -1
@@ -197,6 +223,7 @@ class SlotState:
     def buffers(self) -> list[Tensor]:
         """All that is known of the slots but their caches."""
         own = [self.token_S, self.position_S, self.temperature_S, self.top_p_S, self.seed_S, self.logprob_S]
+        own += [self.top_k_S, self.frequency_S, self.presence_S, *([] if self.count_SV is None else [self.count_SV])]
         others = [buffer for buffers in self.other_states.values() for buffer in buffers]
         return [*own, *(self.rule_state or ()), *others]
 

@@ -25,14 +25,14 @@ class Prompts:
 
     def count(self, asked: CompletionRequest | ChatRequest) -> int:
         """How many choices a request asks for: prompts times n."""
-        prompts = 1 if isinstance(asked, ChatRequest) else len(_as_list(asked.prompt))
+        prompts = 1 if isinstance(asked, ChatRequest) else len(as_list(asked.prompt))
         count = prompts * (asked.n or 1)
         if not 1 <= count <= self.choices:
             raise bad(f"expected 1 to {self.choices} choices (prompts times n) in a request; got {count}", "n")
         return count
 
     async def of_completion(self, asked: CompletionRequest) -> list[list[int]]:
-        prompts = _as_list(asked.prompt)
+        prompts = as_list(asked.prompt)
         for prompt in prompts:
             self._refuse_long(prompt, "prompt")
         rows = [
@@ -100,7 +100,7 @@ class Prompts:
             raise bad(str(error), param, TOO_LONG) from error
 
 
-def _as_list(prompt: Any) -> list[Any]:
+def as_list(prompt: Any) -> list[Any]:
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [prompt]
     return list(prompt)

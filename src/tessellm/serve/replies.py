@@ -92,21 +92,22 @@ class Reply:
 
 class CompletionReply(Reply):
     kind = "completions"
+    echoed: Sequence[str] = ()  # what each choice begins with, if its prompt is to be given back
 
     def piece(self, index: int, text: str, piece: TextPiece, first: bool) -> Completion:
-        return Completion(**self.head("cmpl"), choices=[self._choice(index, text, piece)])
+        return Completion(**self.head("cmpl"), choices=[self._choice(index, text, piece, first)])
 
     def whole(self, choices: Sequence[tuple[str, TextPiece]], usage: Usage) -> Completion:
-        made = [self._choice(index, text, piece) for index, (text, piece) in enumerate(choices)]
+        made = [self._choice(index, text, piece, True) for index, (text, piece) in enumerate(choices)]
         return Completion(**self.head("cmpl"), choices=made, usage=usage)
 
     def usage(self, usage: Usage) -> Completion:
         return Completion(**self.head("cmpl"), choices=[], usage=usage)
 
-    def _choice(self, index: int, text: str, piece: TextPiece) -> CompletionChoice:
+    def _choice(self, index: int, text: str, piece: TextPiece, first: bool) -> CompletionChoice:
         return CompletionChoice(
             index=index,
-            text=piece.text,
+            text=(self.echoed[index] if first and self.echoed else "") + piece.text,
             finish_reason=piece.finish_reason,
             logprobs=self._logprobs(piece.tokens),
             tessellm=self.traced(text, piece.tokens),

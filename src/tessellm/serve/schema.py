@@ -27,7 +27,7 @@ from .voices import MOST_TOP
 LARGEST_SEED = 2**63 - 1
 MOST_CHOICES = 128  # that OpenAI's API has; a server allows fewer
 ABSENT = frozenset(  # parameters of OpenAI's that are taken only with the value that asks for nothing
-    ("frequency_penalty", "presence_penalty", "logit_bias", "echo", "best_of", "suffix", "response_format", "tools")
+    ("logit_bias", "best_of", "suffix", "tools")
 )
 MOST_KEYS = 64  # of an object: a body has room for many thousands, and each that is wrong would be reported
 
@@ -63,7 +63,7 @@ Words = Annotated[str, AfterValidator(_encodable)]
 StopText = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_encodable)]
 TokenId = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(strict=True)]
-Nothing = Annotated[Number, Field(ge=0, le=0)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Listed = Annotated[list[Item], Field(min_length=1, fail_fast=True)]  # the first that is wrong is enough
 Prompts = Annotated[Listed[Item], Field(max_length=MOST_CHOICES)]
 Named = Annotated[dict[Item, Number], BeforeValidator(_few)]
@@ -110,8 +110,9 @@ class Generation(Strict):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     tessellm: Extension | None = None
-    frequency_penalty: Nothing | None = None
-    presence_penalty: Nothing | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    top_k: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
     logit_bias: Annotated[Named[str], Field(max_length=0)] | None = None
     user: Words | None = None
     metadata: dict[str, Any] | None = None
@@ -146,9 +147,15 @@ class CompletionRequest(Generation):
     ]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
-    echo: Literal[False] | None = None
+    echo: StrictBool | None = None
     best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
     suffix: None = None
+
+    @model_validator(mode="after")
+    def _no_log_probabilities_of_prompts(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo gives the text of the prompt, not its log-probabilities: leave out echo or logprobs")
+        return self
 
     @property
     def top(self) -> int | None:
@@ -174,7 +181,16 @@ class Message(Strict):
 
 
 class ResponseFormat(Strict):
-    type: Literal["text"]
+    """Text alone: nothing holds what is written to a form."""
+
+    type: Annotated[Any, Field(json_schema_extra={"const": "text"})]
+
+    @field_validator("type")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        if value != "text":
+            raise ValueError('this server writes text and holds it to no form: leave it out, or give {"type": "text"}')
+        return value
 
 
 class ChatRequest(Generation):

@@ -28,7 +28,7 @@ from ..text.writer import Ordered
 from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
 from .choices import RunningChoice, TextPiece, pieces
 from .metrics import Metrics
-from .prompts import Prompts
+from .prompts import Prompts, as_list
 from .refusals import Refusal, bad
 from .replies import ChatReply, CompletionReply, as_event
 from .scheduler import Scheduler
@@ -93,6 +93,7 @@ class Service:
         )
         with self.scheduler.place(self.prompts.count(asked)):
             rows = await self.prompts.of_completion(asked)
+            reply.echoed = self._texts(asked, rows) if asked.echo else ()
             return self._start(asked, speaker, reply, rows, asked.max_tokens, 16, "prompt")
 
     async def chat(self, asked: ChatRequest) -> Running:
@@ -102,6 +103,12 @@ class Service:
         with self.scheduler.place(self.prompts.count(asked)):
             rows = await self.prompts.of_chat(asked)
             return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
+
+    def _texts(self, asked: CompletionRequest, rows: Sequence[list[int]]) -> list[str]:
+        """The prompt of each choice: as it came, or its ids as text."""
+        pairs = zip(as_list(asked.prompt), rows, strict=True)
+        texts = [prompt if isinstance(prompt, str) else str(self.tokenizer.decode(row)) for prompt, row in pairs]
+        return [text for text in texts for _ in range(asked.n or 1)]
 
     def _speaker(self, asked: Generation) -> NamedVoice:
         return self.speakers.find(asked.model, asked.extension.rule, asked.extension.weights)
@@ -203,4 +210,7 @@ def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:
         temperature if temperature >= COLDEST else 0.0,
         max(top_p, NARROWEST),
         seed_of(seed, number),
+        top_k=asked.top_k or 0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        presence_penalty=asked.presence_penalty or 0.0,
     )

@@ -211,7 +211,8 @@ class Alone:
             (logits_B1V,) = self.group.logits(token_B[:, None], position_B[:, None], rows, cells, 1)
             logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
             noise_B = uniform(state.seed_S[:rows], start_B + step + 1)
-            token_B = choose(logp_BV, state.temperature_S[:rows], state.top_p_S[:rows], noise_B, how)
+            asked = state.temperature_S[:rows], state.top_p_S[:rows], state.top_k_S[:rows]
+            token_B = choose(logp_BV, *asked, noise_B, how)
             into.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
 
     def share_cache(self) -> None:

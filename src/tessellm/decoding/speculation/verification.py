@@ -99,12 +99,13 @@ class Verification:
         if how == "greedy":
             return logp_BTV.argmax(-1)
         rows, width = position_BT.shape
-        temperature, top_p, seed = (
+        state = self.state
+        temperature, top_p, top_k, seed = (
             buffer[:rows].repeat_interleave(width)
-            for buffer in (self.state.temperature_S, self.state.top_p_S, self.state.seed_S)
+            for buffer in (state.temperature_S, state.top_p_S, state.top_k_S, state.seed_S)
         )
         noise = uniform(seed, position_BT.flatten())
-        return choose(logp_BTV.flatten(0, 1), temperature, top_p, noise, how).view(rows, width)
+        return choose(logp_BTV.flatten(0, 1), temperature, top_p, top_k, noise, how).view(rows, width)
 
     def _accept(self, right_BG: Tensor) -> Tensor:
         """How many tokens of each row's own draft stand: those before its first wrong one."""
