@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from clients import CLIENTS, all_at_once, prompt, with_client
-from servers import PATIENCE, Running
+from servers import PATIENCE, Running, serving
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 
@@ -78,3 +78,35 @@ def test_a_million_pieces_are_not_read(server: Running) -> None:
         client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000)
         assert client.recv(100).startswith(b"HTTP/1.1 400")
     assert server.get("/health").status_code == 200
+
+
+def test_at_twice_the_throughput_who_is_let_in_is_served_in_order_and_the_rest_is_told_when_to_return(
+    composed: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """Two slots and six places; clients come twice as fast as two slots can serve them, for a while."""
+    asked = {"model": "tiny", "prompt": "ab", "max_tokens": 100, "temperature": 0}
+    room = ("--slots", "2", "--queue", "6")
+    with serving(composed[1], tmp_path / "log.txt", *room) as server:
+        begun = time.monotonic()
+        for _ in range(3):
+            assert server.post("/v1/completions", json=asked).status_code == 200
+        alone = (time.monotonic() - begun) / 3
+        ended: list[int] = []
+
+        async def one(client: httpx.AsyncClient, number: int) -> httpx.Response:
+            await asyncio.sleep(number * alone / 4)  # two slots serve a request per half of `alone` at best
+            answer = await client.post("/v1/completions", json=asked)
+            ended.extend([number] if answer.status_code == 200 else [])
+            return answer
+
+        async def work(client: httpx.AsyncClient) -> list[httpx.Response]:
+            return list(await asyncio.gather(*(one(client, number) for number in range(48))))
+
+        answers = with_client(server, work)
+        server.wait_until_idle()
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in refused} <= {429}  # none, if the machine had less to do meanwhile
+    assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
+    assert len(ended) >= 48 // 4
+    place = {number: at for at, number in enumerate(sorted(ended))}
+    assert all(abs(place[number] - at) <= 3 for at, number in enumerate(ended))  # two slots may end at one time
