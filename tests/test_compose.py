@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, T5Co
 
 import tessellm
 from tessellm.errors import RecipeError
+from tessellm.rules import BaseRule
 
 from conftest import CONTEXT, build_model, character_tokenizer, logits, save_member
 
@@ -174,8 +175,8 @@ def test_mixed_architectures_compose_and_a_model_may_not_say_its_context(members
 
 
 def test_a_rule_of_ones_own_runs_but_is_not_saved(members_dir: Path, tmp_path: Path) -> None:
-    class First:
-        name, window = "first", 0
+    class First(BaseRule):
+        name = "first"
 
         def __call__(self, logp_MBTV: Any, tokens_BT: Any, mask_BT: Any, state: Any) -> Any:
             return logp_MBTV[1], None

@@ -138,9 +138,18 @@ def assemble(
     model = ComposedForCausalLM(config, {m.name: m.model for m in members}, vocabulary.alignments, rule)
     model.generation_config = _generation_config(members[0].model, config)
     model.loaded_members = tuple(members)
-    model.notes = tuple(note for member in members for note in member.notes) + vocabulary.notes
+    model.notes = _member_notes(members) + vocabulary.notes
     model.tokenizer = _tokenizer(members, vocabulary)
     return model
+
+
+def _member_notes(members: Sequence[Member]) -> tuple[str, ...]:
+    """Every note on members once, with the names of all that it is on."""
+    owners: dict[str, list[str]] = {}
+    for member in members:
+        for note in member.notes:
+            owners.setdefault(note.removeprefix(f"{member.name}: "), []).append(member.name)
+    return tuple(f"{', '.join(names)}: {note}" for note, names in owners.items())
 
 
 def check_termination(termination: str) -> None:

@@ -64,7 +64,7 @@ def test_weights_are_those_of_the_file_in_plain_modules(tmp_path: Path, kind: st
     assert type(composed.base.model.layers[0].self_attn.q_proj) is torch.nn.Linear
     assert composed.base.dtype == torch.float32
     said = f"holds quantised weights ({kind}), dequantised into" if kind != "F32" else "was loaded into"
-    assert composed.notes[0] == f"base: m.gguf {said} plain float32 modules"
+    assert composed.notes[0] == f"base, twin: m.gguf {said} plain float32 modules"
     assert composed.base.lm_head.weight is composed.member("twin").lm_head.weight  # equal tensors are kept once
 
 

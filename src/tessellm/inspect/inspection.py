@@ -42,12 +42,18 @@ def _member_row(model: ComposedForCausalLM, number: int) -> dict[str, Any]:
         "kind": entry["kind"],
         "weight": f"{entry['weight']:g}" if number else "",
         "architecture": type(member).__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel"),
-        "parameters": sum(parameter.numel() for parameter in member.parameters()),
+        "parameters": _own_parameters(model, member) if entry["kind"] == "adapter" else member.num_parameters(),
         "added_bytes": unique_bytes(upto) - unique_bytes(upto[:-1]),  # shared tensors count for the first who has them
         "dtype": str(member.dtype).removeprefix("torch."),
         "context": context_of(member),
         "source": entry.get("source") or "(loaded model)",
     }
+
+
+def _own_parameters(model: ComposedForCausalLM, adapter: Any) -> int:
+    """What an adapter adds to its base's parameters."""
+    base = {id(parameter) for parameter in model.base.parameters()}
+    return sum(parameter.numel() for parameter in adapter.parameters() if id(parameter) not in base)
 
 
 def _token_text(model: ComposedForCausalLM, token: int) -> str:

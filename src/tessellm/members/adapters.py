@@ -17,12 +17,13 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import MemberError
 from . import sources
-from .quantized import check_readable, shared_state
+from .quantized import check_dora, check_readable, shared_state
 
 PREFIX = "base_model.model."
 GGUF_OF = re.compile(r"[.-](i?q\d\w*|b?f\d+)\.gguf$|\.gguf$")  # what a GGUF file's name adds to its model's
@@ -67,6 +68,8 @@ def load_adapter(
     """The base with the adapter in it; whether it is a full model of its own; a note for the user, if one is due."""
     config = _read_config(source, name)
     check_readable(base, "base")
+    if getattr(config, "use_dora", False):
+        check_dora(base, name)
     note = None if any_base else _check_base(config.base_model_name_or_path, source, name, base, base_source)
     changed = _changed_tensors(source.directory, base)
     reason = _why_full(config, changed)
@@ -74,12 +77,16 @@ def load_adapter(
         peft_model = _attach(source.directory, name, share(base))
         adapted = peft_model.get_base_model()
         adapted.peft_config = peft_model.peft_config
+        vars(adapted)["_adapter_dtype"] = _stored_dtype(source.directory)
         vars(adapted)["_peft_model"] = peft_model  # not a submodule: only it knows all that PEFT saves
         return adapted.eval(), False, note
     own = copy.deepcopy(base)
     _fit_embeddings(own, changed)
-    merged = _attach(source.directory, name, own).merge_and_unload()
-    return merged.eval(), True, f"{name}: the adapter {reason}, so it was merged into a full model of its own"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about rounding, which the note says
+        merged = _attach(source.directory, name, own).merge_and_unload()
+    rounded = ", its weights quantised anew" if getattr(base, "is_quantized", False) else ""
+    return merged.eval(), True, f"{name}: the adapter {reason}, so it was merged into a full model of its own{rounded}"
 
 
 def adapt_loaded(peft_model: Any, name: str, base: PreTrainedModel) -> tuple[PreTrainedModel, bool, str | None]:
@@ -101,9 +108,25 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     peft_model: Any = vars(model)["_peft_model"]
     peft_model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
+    _store_as(vars(model)["_adapter_dtype"], sources.weight_files(folder)[0])
     config = copy.deepcopy(model.peft_config["default"])
     config.base_model_name_or_path = "../base"
     config.save_pretrained(str(folder))
+
+
+def _stored_dtype(directory: Path) -> torch.dtype | None:
+    """The dtype of an adapter's tensors on disk; None where they differ."""
+    with safe_open(sources.weight_files(directory)[0], "pt") as file:
+        found = {file.get_slice(key).get_dtype() for key in file.keys()}
+    return {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}.get(*found) if len(found) == 1 else None
+
+
+def _store_as(dtype: torch.dtype | None, file: Path) -> None:
+    """Write a file's tensors in the dtype that they were loaded from, where that loses nothing."""
+    tensors = load_file(file)
+    if dtype is None or not all(torch.equal(tensor.to(dtype).to(tensor), tensor) for tensor in tensors.values()):
+        return
+    save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, file, metadata={"format": "pt"})
 
 
 def _read_config(source: sources.Source, name: str) -> Any:
@@ -113,7 +136,7 @@ def _read_config(source: sources.Source, name: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # keys of other PEFT versions
             config = PeftConfig.from_pretrained(str(source.directory))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, AttributeError, RecursionError) as error:
         raise MemberError(
             f"member {name!r}: {source.directory / 'adapter_config.json'} is no PEFT configuration "
             f"({_first_line(error)})"
@@ -140,7 +163,8 @@ def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # missing keys are checked below, where they can be named
-            peft_model = PeftModel.from_pretrained(model, str(directory))
+            same = _stored_dtype(directory) == model.dtype  # PEFT would make float32 of half precision, twice the size
+            peft_model = PeftModel.from_pretrained(model, str(directory), autocast_adapter_dtype=not same)
     except (ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise _no_fit(name, directory, _first_line(error)) from error
     finally:
@@ -214,7 +238,7 @@ def _check_base(
 ) -> str | None:
     """Refuse an adapter that was surely trained on another base; a note where that cannot be told."""
     ours = base_source.name if base_source else base.name_or_path
-    if not trained_on or not ours or trained_on == ours:
+    if not isinstance(trained_on, str) or not trained_on or not ours or trained_on == ours:
         return None
     theirs = Path(source.directory / trained_on if trained_on.startswith(".") else trained_on).expanduser()
     folder = base_source.path if base_source else Path(ours)

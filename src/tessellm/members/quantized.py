@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import MemberError, require
+
+# bitsandbytes, which PEFT and transformers import where it is installed, complains of a kernel that nobody asked for
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "gemm_4bit_forward" not in record.getMessage()
+)
 
 QUANTIZATIONS = ("bnb-4bit", "bnb-8bit", "torchao-int8", "torchao-int4")
 
@@ -33,6 +39,15 @@ def shared_state(model: nn.Module) -> list[Any]:
     """What 8-bit layers of bitsandbytes' keep beside their parameters; copies of a layer have to share it."""
     states = [getattr(module, "state", None) for module in model.modules()]
     return [state for state in states if type(state).__name__ == "MatmulLtState"]
+
+
+def check_dora(base: nn.Module, name: str) -> None:
+    """Refuse DoRA on 8-bit weights of bitsandbytes': PEFT loses their scales in the first pass (as of 0.21.2)."""
+    if any(type(parameter).__name__ == "Int8Params" for parameter in base.parameters()):
+        raise MemberError(
+            f"member {name!r} is a DoRA adapter, which PEFT cannot run on weights in 8 bits more than once. Quantize "
+            "the base with bnb-4bit, or load it whole"
+        )
 
 
 def check_readable(model: nn.Module, name: str) -> None:

@@ -5,6 +5,7 @@ PEFT's LoRA layers are read as this.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -52,8 +53,9 @@ class SharedWithDeltas(nn.Module):
         given = [delta for delta in deltas if delta is not None]
         rank = max(len(delta.down_RI) for delta in given)
         one = given[0]
-        down_MRI = one.down_RI.new_zeros(len(deltas), rank, one.down_RI.shape[1])
-        up_MRO = one.up_OR.new_zeros(len(deltas), rank, one.up_OR.shape[0])
+        dtype = reduce(torch.promote_types, [delta.down_RI.dtype for delta in given])  # adapters' own may differ
+        down_MRI = one.down_RI.new_zeros(len(deltas), rank, one.down_RI.shape[1], dtype=dtype)
+        up_MRO = one.up_OR.new_zeros(len(deltas), rank, one.up_OR.shape[0], dtype=dtype)
         for m, delta in enumerate(deltas):
             if delta is not None:
                 own = len(delta.down_RI)
