@@ -32,6 +32,7 @@ from transformers.utils.logging import disable_progress_bar
 import speculation as trained_speculation
 from gpu_claims import claims
 from reference_overhead import RESULTS
+from tessellm.bench.distribution import draft_always
 from tessellm.bench.equality import compared
 from tessellm.bench.figure import draw
 from tessellm.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
@@ -118,7 +119,7 @@ class Bench:
             before = torch.cuda.memory_allocated() if self.device == "cuda" else 0
             engine = Engine(model, batch, 128 + self.new)
             engine_steps(engine, random_prompts(model, [128] * batch), 4)
-            cache = sum(group.cache.bytes for group in engine.state.groups)
+            cache = sum(group.cache.bytes for group in engine.steps.work.groups)
             engine_bytes = torch.cuda.memory_allocated() - before if self.device == "cuda" else cache
             weights = unique_bytes(model.members.values())
             found[name] = {"weights": weights, "engine": engine_bytes, "all": weights + engine_bytes}
@@ -130,8 +131,10 @@ class Bench:
         enough to be fed and decoded together, drafts are of one length, and their rule is not compiled."""
         whole = self.composition(kind, dtype)
         model = first_experts(whole, min(len(whole.members) - 1, 2 if kind == "full" else 3))
-        drafts = Speculation(draft, 3, adaptive=False) if draft else None
+        drafts = Speculation(draft) if draft else None
         engine = Engine(model, 4, 128 + self.new, compiled=not draft, speculation=drafts)
+        if draft:
+            draft_always(engine, 3)
         requests = engine.generate(random_prompts(model, [128, 117, 102, 90]), Sampling(self.new, ignore_end=True))
         found = compared(model, requests)
         print(f"  {found}", flush=True)

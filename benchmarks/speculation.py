@@ -28,10 +28,10 @@ from transformers import LlamaForCausalLM
 
 import tessellm
 from reference_overhead import RESULTS
-from tessellm.bench.distribution import Draws, compared, warm_draws
+from tessellm.bench.distribution import Draws, compared, draft_always, warm_draws
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.speculation import Speculation
 from tessellm.experiments.demo.letters import (
     END_OF_PROMPT,
@@ -148,8 +148,8 @@ def without_drafts(model: Any, prompt: tuple[int, ...]) -> Draws:
 def distribution(model: Any, batch: int, draft: str, prompt: Sequence[int]) -> dict[str, float]:
     """Whether sampled texts with drafts, always of three tokens, have the distribution of those without."""
     without = without_drafts(model, tuple(prompt))
-    engine = Engine(model, slots=batch, context=CELLS, speculation=Speculation(draft, 3, adaptive=False))
-    return compared(engine, without, DRAWS[batch])
+    engine = Engine(model, slots=batch, context=CELLS, speculation=Speculation(draft))
+    return compared(draft_always(engine, 3), without, DRAWS[batch])
 
 
 def compare(
@@ -166,16 +166,18 @@ def compare(
     sampled = parted(*(each.run(prompts, warm) for each in both))
     expected = plain.run(prompts, greedy)
     apart = parted(expected, drafting.run(prompts, greedy))
-    speculator.prepare(max(map(len, prompts)), room(prompts), "greedy")
+    speculator.prepare(max(map(len, prompts)), room(prompts), TokenChoice.GREEDY)
     for each in both:
-        each.engine.steps.ready_prompts(sorted({*map(len, prompts)}), "greedy")
+        each.engine.steps.ready_prompts(sorted({*map(len, prompts)}), TokenChoice.GREEDY)
         each.run(prompts, greedy)
         each.forget()
-    speculator.passes = speculator.drafted = speculator.accepted = 0
+    earlier = speculator.passes, speculator.drafted, speculator.accepted
     before = _prepared(both)
     for _ in range(rounds):
         for each in both:
             apart += parted(expected, each.run(prompts, greedy))
+    told = speculator.passes, speculator.drafted, speculator.accepted
+    passes, drafted, accepted = (now - before for now, before in zip(told, earlier, strict=True))
     pairs = list(zip(plain.seconds, drafting.seconds, strict=True))
     decoded = [[each.decoding(prompts, greedy[0]) for each in both] for _ in range(rounds)]
     written = sum(len(request.tokens) for request in expected)
@@ -191,11 +193,9 @@ def compare(
         "decoding_drafting_tokens_a_second": statistics.median(drafted for _, drafted in decoded),
         "plain": plain.told(),
         "drafting": drafting.told(),
-        "graph_ms": {
-            " ".join(map(str, key)): 1e3 * seconds for key, seconds in drafting.engine.steps.graph_seconds.items()
-        },
-        "accepted": speculator.accepted / max(speculator.drafted, 1),
-        "passes_a_run": speculator.passes / rounds,
+        "graph_ms": {" ".join(map(str, key)): 1e3 * seconds for key, seconds in drafting.graph_seconds.items()},
+        "accepted": accepted / max(drafted, 1),
+        "passes_a_run": passes / rounds,
         "prepared_while_timed": {name: after[name] - before[name] for name in after},
         "texts": len(prompts) * (rounds + 1),
         "apart_greedy": apart,
@@ -218,7 +218,7 @@ def in_words(draft: str, batch: int, row: dict[str, Any]) -> str:
 def _prepared(both: Sequence[Watched]) -> dict[str, float]:
     """How many graphs were captured and functions compiled so far, and the seconds for it."""
     return {
-        "graphs": sum(len(each.engine.steps.graph_seconds) for each in both),
+        "graphs": sum(len(each.graph_seconds) for each in both),
         "compiled": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "seconds": sum(each.engine.steps.prepared_seconds for each in both),
     }

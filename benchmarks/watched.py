@@ -20,20 +20,36 @@ class Watched:
     busy: float = 0.0
     steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Note what every replayed graph keeps the device busy for."""
+        inner = getattr(self.engine.steps, "_replay", None)
+        if inner is None:
+            return
+
+        def replay(name: str, run: Any, *shape: Any) -> None:
+            inner(name, run, *shape)
+            self.busy += self.graph_seconds[name, *shape]
+
+        self.engine.steps._replay = replay  # type: ignore[attr-defined]
+
+    @property
+    def graph_seconds(self) -> dict[tuple[Any, ...], float]:
+        """The device's seconds per captured pass; none on a CPU."""
+        return getattr(self.engine.steps, "graph_seconds", {})
+
     def clock(self) -> float:
         """On a CPU the seconds of its one thread, whatever else the machine does."""
-        return time.process_time() if self.engine.state.device.type == "cpu" else time.perf_counter()
+        return time.process_time() if self.engine.model.device.type == "cpu" else time.perf_counter()
 
     def run(self, prompts: list[list[int]], asked: Any) -> list[Request]:
         """One run through the engine."""
-        before, self.engine.steps.busy_seconds = self.clock(), 0.0
+        before = self.clock()
         self.engine.prefixes.forget()
         requests = [self.engine.submit(prompt, each) for prompt, each in zip(prompts, asked, strict=True)]
         while not all(request.done for request in requests):
             self.engine.step()
             self.steps += 1
         self.seconds.append(self.clock() - before)
-        self.busy += self.engine.steps.busy_seconds
         return requests
 
     def decoding(self, prompts: list[list[int]], asked: Sampling) -> float:

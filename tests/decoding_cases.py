@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 import tessellm
 from tessellm.bench.equality import disagreements, fragile, reference_rows
+from tessellm.decoding import assembly
 from tessellm.decoding.requests import Request
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
@@ -23,6 +27,8 @@ __all__ = [
     "fragile",
     "prompts",
     "reference_rows",
+    "stacked_engine",
+    "stacking",
     "unexcused",
 ]
 KINDS = ("llama", "gemma2", "gpt2", "qwen2", "mixed", "adapters", "both")
@@ -77,6 +83,21 @@ def unexcused(model: Any, requests: list[Request]) -> list[tuple[int, int]]:
         total += len(request.tokens)
     assert excused < 0.01 * total or not excused, f"{excused} of {total} tokens differ where the reference is fragile"
     return wrong
+
+
+@contextmanager
+def stacking(stacked: bool = True) -> Iterator[None]:
+    """Run full fine-tunes as one computation, as on a GPU, or apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "stacks_fine_tunes", lambda model: stacked)
+        yield
+
+
+def stacked_engine(model: Any, stacked: bool, **settings: Any) -> Any:
+    from tessellm.decoding.engine import Engine
+
+    with stacking(stacked):
+        return Engine(model, **settings)
 
 
 def alone(model: Any, prompt: list[int], sampling: Any = None, **settings: Any) -> Request:

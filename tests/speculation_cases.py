@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import tessellm
+from tessellm.bench.distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import uniform
-from tessellm.decoding.speculation.verification import Verification
+from tessellm.decoding.sampling import TokenChoice, uniform
+from tessellm.decoding.speculation import Speculation, verification
 
 from conftest import build_model, perturbed
 
@@ -27,23 +29,26 @@ def texts(requests: Sequence[Request]) -> list[list[int]]:
     return [request.tokens for request in requests]
 
 
-def replace_verification(engine: Engine, kind: type[Verification]) -> None:
-    speculator = engine.speculator
-    assert speculator is not None
-    speculator.verification = kind(engine.state, speculator.wanted.longest)
-    speculator.drafter.into = speculator.verification  # type: ignore[attr-defined]
+def drafting(model: Any, slots: int, draft: str, length: int = 8, **settings: Any) -> Engine:
+    """An engine that always drafts so many tokens."""
+    return draft_always(Engine(model, slots=slots, speculation=Speculation(draft), **settings), length)
 
 
-class Biased(Verification):
+def bias(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejection sampling as it is often written: a fallen draft gives way to a draw from p, not from p without it."""
+    plain = verification.choose_along
 
-    def _choose(self, logp_BTV: Tensor, position_BT: Tensor, how: str) -> Tensor:
-        chosen_BT = super()._choose(logp_BTV, position_BT, how)
-        draft_BG = self.draft_SG[: len(chosen_BT), : chosen_BT.shape[1] - 1]
+    def biased(work: Any, logp_BTV: Tensor, choice: TokenChoice) -> Tensor:
+        chosen_BT = plain(work, logp_BTV, choice)
+        rows, width = chosen_BT.shape
+        draft_BG = engine.speculator.drafts.draft_SG[:rows, : width - 1]  # type: ignore[union-attr]
         share_BG = logp_BTV[:, :-1].gather(-1, draft_BG.clamp_min(0)[..., None])[..., 0].exp()
-        coin_BG = uniform(self.state.seed_S[: len(chosen_BT), None] + 10**6, position_BT[:, :-1])
+        position_BG = work.slots.position_S[:rows, None] + 1 + torch.arange(width - 1)
+        coin_BG = uniform(work.slots.seed_S[:rows, None] + 10**6, position_BG)
         taken_BG = (draft_BG >= 0) & (coin_BG < share_BG)
         return torch.cat([torch.where(taken_BG, draft_BG, chosen_BT[:, :-1]), chosen_BT[:, -1:]], 1)
+
+    monkeypatch.setattr(verification, "choose_along", biased)
 
 
 def tiny() -> Any:

@@ -15,7 +15,7 @@ from tessellm.bench.measure import Case, bandwidth, bytes_a_step, engine_steps, 
 from tessellm.bench.models import first_experts, random_composition
 from tessellm.bench.plan import cases
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.members.groups import plan
+from tessellm.decoding.members.groups import plan_groups
 from tessellm.errors import EngineError
 
 from conftest import build_model, save_member
@@ -61,7 +61,7 @@ def test_a_step_reads_shared_weights_once() -> None:
     assert bytes_a_step(full) == 3 * 4 * (layers + 256 * 32)
     deltas = 2 * 2 * 16 * (4 * 64 + 3 * 96)
     assert bytes_a_step(lora) == 4 * (layers + 256 * 32 + deltas)
-    assert plan(lora) == [(0, 1, 2)]
+    assert plan_groups(lora, stacked=False) == [(0, 1, 2)]
     assert bytes_a_step(first_experts(full, 1)) == 2 * 4 * (layers + 256 * 32)
     with pytest.raises(EngineError, match="expected 1 to 2 experts; got 3"):
         first_experts(full, 3)

@@ -11,20 +11,20 @@ import torch
 
 import tessellm
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.members.groups import plan
+from tessellm.decoding.members.groups import plan_groups
 from tessellm.decoding.members.stacking import can_stack
 from tessellm.decoding.sampling import Sampling
 from tessellm.rules import RULES
 from tessellm.rules.termination import POLICIES
 
 from conftest import SPECIAL, VOCAB, build_model, character_tokenizer, perturbed, save_member
-from decoding_cases import composition, prompts, reference_rows, unexcused
+from decoding_cases import composition, prompts, reference_rows, stacked_engine, unexcused
 
 LONG = Sampling(max_new_tokens=16)
 
 
 def check(model: Any, stacked: bool = False, count: int = 5) -> None:
-    requests = Engine(model, slots=3, stacked=stacked).generate(prompts(count, 40, seed=2), LONG)
+    requests = stacked_engine(model, stacked, slots=3).generate(prompts(count, 40, seed=2), LONG)
     assert not unexcused(model, requests)
     for request in requests:
         chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
@@ -96,14 +96,14 @@ def test_members_that_differ_beside_their_weights_are_not_stacked() -> None:
     assert can_stack([base, expert])
     assert not can_stack([base, slower])
     model = tessellm.compose(base, {"a": expert, "b": slower})
-    assert plan(model, stacked=True) == [(0, 1), (2,)]
+    assert plan_groups(model, stacked=True) == [(0, 1), (2,)]
     check(model, stacked=True)
 
 
 def test_members_in_several_precisions(tmp_path: Path) -> None:
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1), "b": copy.deepcopy(perturbed(base, 2)).bfloat16()})
-    requests = Engine(model, slots=3, stacked=True).generate(prompts(4, 40), LONG)
+    requests = stacked_engine(model, True, slots=3).generate(prompts(4, 40), LONG)
     for request in requests:
         chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(request.logprobs), chosen, atol=0.15, rtol=0)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 
-from decoding_cases import KINDS, composition, disagreements, prompts, reference_rows
+from decoding_cases import KINDS, composition, disagreements, prompts, reference_rows, stacked_engine
 
 
 @pytest.mark.parametrize("rule", ["evidence", "product"])
@@ -18,7 +17,7 @@ from decoding_cases import KINDS, composition, disagreements, prompts, reference
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference(kind: str, stacked: bool, rule: str, tmp_path: Path) -> None:
     model = composition(kind, tmp_path, rule=rule)
-    engine = Engine(model, slots=4, stacked=stacked)
+    engine = stacked_engine(model, stacked, slots=4)
     requests = engine.generate(prompts(9, 100), Sampling(max_new_tokens=20))
     for request in requests:
         assert not disagreements(model, request)

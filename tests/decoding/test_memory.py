@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import state as device
-from tessellm.decoding.cuda import compiled_rule
+from tessellm.decoding import passes
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.steps import Steps
 
 from conftest import build_model, perturbed
@@ -84,23 +83,25 @@ def test_too_many_rows_fail_the_youngest_and_the_engine_keeps_to_fewer(model: An
     assert not engine.busy
 
 
-@pytest.mark.parametrize("how", ["greedy", "sampled"])
-def test_a_step_that_ran_out_halfway_can_be_tried_again(model: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("choice", [TokenChoice.GREEDY, TokenChoice.SAMPLED])
+def test_a_step_that_ran_out_halfway_can_be_tried_again(
+    model: Any, choice: TokenChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rule's state must not have moved on when choosing a token fails."""
     engine = Engine(model, slots=2)
     request = engine.submit(prompts(1, 30, seed=3)[0], NEW)
     engine.step()
-    before = [buffer.clone() for buffer in engine.state.buffers]
+    before = [buffer.clone() for buffer in engine.steps.work.tensors]
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(device.SlotState, "_choose", full)
-    monkeypatch.setattr(compiled_rule, "best", full)
+    for last in ("choose_tokens", "broken_member"):
+        monkeypatch.setattr(passes, last, full)
     with pytest.raises(torch.OutOfMemoryError), torch.inference_mode():
-        engine.state.decode(1, len(request.prompt) + request.asked, how)
+        engine.steps.decode(1, request.cells, choice)
     monkeypatch.undo()
-    assert all(map(torch.equal, before, engine.state.buffers))
+    assert all(map(torch.equal, before, engine.steps.work.tensors))
     while not request.done:
         engine.step()
     assert not unexcused(model, [request])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import state as device
+from tessellm.decoding import passes
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.prefill import PASS_TOKENS
 from tessellm.decoding.sampling import Sampling
@@ -59,7 +59,7 @@ def test_a_rule_that_reads_the_window_in_blocks_says_the_same(
 ) -> None:
     texts = [random_text(length, length) for length in (1, 30, 66, 100)]
     whole = Engine(model, slots=4).generate(texts, NEW)
-    monkeypatch.setattr(device, "READ_AT_ONCE", at_once)
+    monkeypatch.setattr(passes, "READ_AT_ONCE", at_once)
     blocks = Engine(model, slots=4).generate(texts, NEW)
     assert not unexcused(model, blocks)
     assert [request.tokens for request in blocks] == [request.tokens for request in whole]
@@ -142,7 +142,7 @@ def test_prompts_wait_to_be_read_together_while_others_wait_for_a_slot(model: An
     for patient in (False, True):
         fed.clear()
         engine = Engine(model, slots=10)
-        engine.prefill.patient = patient
+        engine.schedule.patient = patient
         found.append([request.tokens for request in engine.generate(texts, asked)])
         passes.append(len(fed))
         late = engine.submit(texts[0] * 2, asked[0])

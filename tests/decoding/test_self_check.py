@@ -10,8 +10,7 @@ import torch
 import transformers
 
 import tessellm
-from tessellm.decoding import engine as engine_module
-from tessellm.decoding import self_check
+from tessellm.decoding import assembly, self_check
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.errors import EngineError
@@ -19,7 +18,7 @@ from tessellm.text.generate import generate_texts
 from tessellm.text.options import TextOptions
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_member
-from decoding_cases import prompts, unexcused
+from decoding_cases import prompts, stacked_engine, unexcused
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
 LLAMA = SIZES | {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -64,11 +63,8 @@ def test_every_other_architecture_is_right_or_refused(name: str) -> None:
             Engine(model, slots=2)
         return
     for stacked in (False, True):
-        if stacked and name in APART:
-            with pytest.raises(EngineError, match=r"reference path|run members apart"):
-                Engine(model, slots=2, stacked=True)
-            continue
-        engine = Engine(model, slots=2, stacked=stacked)
+        engine = stacked_engine(model, stacked, slots=2)
+        assert len(engine.steps.work.groups) == (1 if stacked and name not in APART else 2)
         requests = engine.generate(prompts(3, 60, seed=1), Sampling(max_new_tokens=12))
         assert not unexcused(model, requests)
 
@@ -112,7 +108,7 @@ def test_no_room_for_the_slots_is_said_when_the_engine_is_made(monkeypatch: pyte
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nMore")
 
-    monkeypatch.setattr(engine_module, "make_groups", full)
+    monkeypatch.setattr(assembly, "make_groups", full)
     base = build_model("llama")
     with pytest.raises(EngineError, match=r"8 slots of 128 tokens do not fit .* fewer slots .*80 GiB"):
         Engine(tessellm.compose(base, {"a": perturbed(base, 1)}))
@@ -164,5 +160,5 @@ def test_modules_see_no_other_members_rows() -> None:
     found = []
     for other in (first, second):
         model = tessellm.compose(base, {"a": other, "b": first}, rule="product", weights={"a": 0.0})
-        found.append(Engine(model, slots=3, stacked=True).generate(texts, Sampling(max_new_tokens=9)))
+        found.append(stacked_engine(model, True, slots=3).generate(texts, Sampling(max_new_tokens=9)))
     assert [r.tokens for r in found[0]] == [r.tokens for r in found[1]]

@@ -25,7 +25,7 @@ def test_caches_take_what_was_said(arch: str) -> None:
     model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
     engine = Engine(model, slots=3, context=64)
     each = slot_bytes(model)
-    assert sum(group.cache.bytes for group in engine.state.groups) == SlotBytes(each.token, 0).of(3, 64)
+    assert sum(group.cache.bytes for group in engine.steps.work.groups) == SlotBytes(each.token, 0).of(3, 64)
 
 
 def test_slots_take_a_share_of_what_is_free() -> None:

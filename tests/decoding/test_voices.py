@@ -93,14 +93,14 @@ def test_a_voice_ends_at_its_own_ends(model: Any) -> None:
     assert request.tokens == free.tokens[: free.tokens.index(end) + 1]
 
 
-def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
-    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
+def test_observers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
+    def observer(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
         said_MB = logp_MB1V.gather(-1, token_B1[None, ..., None].expand(len(logp_MB1V), -1, 1, 1))[:, :, 0, 0]
         return {"token": token_B1[:, 0], "best": composed_B1V[:, 0].amax(-1), "members": said_MB.T}
 
     engine = Engine(model, slots=3, window=WINDOW)
     texts = prompts(5, seed=11)
-    asked = [engine.submit(text, Sampling(8), None, watcher if n % 2 else None) for n, text in enumerate(texts)]
+    asked = [engine.submit(text, Sampling(8), None, observer if n % 2 else None) for n, text in enumerate(texts)]
     while engine.busy:
         engine.step()
     assert [bool(r.seen) for r in asked] == [False, True, False, True, False]
@@ -121,8 +121,8 @@ def test_watchers_see_the_rows_that_tokens_were_chosen_from(model: Any) -> None:
         )
 
 
-def test_watchers_are_told_why(model: Any) -> None:
-    def watcher(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
+def test_observers_are_told_why(model: Any) -> None:
+    def observer(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
         return {"owner": why.owner_BT[:, 0]} | {
             name: why.more[name][:, 0] for name in ("evidence_BTM",) if name in why.more
         }
@@ -131,7 +131,7 @@ def test_watchers_are_told_why(model: Any) -> None:
     voices = [None, *(Voice(make_rule("evidence", (weight, 1.0)), frozenset()) for weight in (1.0, 0.5))]
     places = (2, 0, 1, 2, 1)
     asked = [
-        engine.submit(text, Sampling(8), voices[place], watcher)
+        engine.submit(text, Sampling(8), voices[place], observer)
         for place, text in zip(places, prompts(5, seed=12), strict=True)
     ]
     while engine.busy:

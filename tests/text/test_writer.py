@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tessellm
+from tessellm.bench.distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.speculation import Speculation
 from tessellm.evaluate.writer import Ask, BlockWriter
@@ -31,10 +32,10 @@ def test_drafts_bring_no_tokens_behind_a_stop_text() -> None:
     base, row = build_model("llama"), list(range(10, 20))
     model, tokenizer = tessellm.compose(base, {"same": build_model("llama")}), character_tokenizer()
     (written,) = by_engine(Engine(model, 1), tokenizer, [row], TextOptions(8))
-    asked, drafts = TextOptions(8, stop=(tokenizer.decode(written[2:4]),)), Speculation("member:base", adaptive=False)
+    asked, drafts = TextOptions(8, stop=(tokenizer.decode(written[2:4]),)), Speculation("member:base")
     engine = engine_for(model, [(10, 8)], speculation=drafts)
     assert engine is not None
-    assert list(by_engine(engine, tokenizer, [row], asked)) == [written[:4]]
+    assert list(by_engine(draft_always(engine, 8), tokenizer, [row], asked)) == [written[:4]]
     assert engine.speculator is not None
     assert engine.speculator.accepted == 6
 

@@ -11,6 +11,7 @@ import torch
 
 from ..decoding.engine import Engine
 from ..decoding.sampling import Sampling
+from ..decoding.speculation.pace import Pace
 
 TOKENS = 4  # of a text: one after the prompt, then a draft of two and what follows it
 FEWEST = 5.0  # texts that a cell must be expected to hold
@@ -29,6 +30,21 @@ class Draws:
     prompt: Sequence[int]
     temperature: float
     texts: Texts
+
+
+class FixedPace(Pace):
+    """Drafts of one length wherever there is room, whether they pay or not."""
+
+    def choose(self, rows: int, rates: Sequence[tuple[float, int]]) -> int:
+        return max(0, min(self.lengths[0], max(room for _, room in rates)))
+
+
+def draft_always(engine: Engine, length: int) -> Engine:
+    """Let an engine always draft so many tokens, or as many as it can."""
+    speculator = engine.speculator
+    assert speculator is not None
+    speculator.pace = FixedPace((min(length, speculator.lengths[-1]),))
+    return engine
 
 
 def draw(engine: Engine, prompt: Sequence[int], count: int, temperature: float, first_seed: int = 0) -> Texts:

@@ -141,7 +141,7 @@ def measure(
             timed["notebook"].append(loop_steps(model, rows, short, to_cpu=True))
             timed["on device"].append(loop_steps(model, rows, short, to_cpu=False))
     median = {key: statistics.median(values) for key, values in timed.items() if values}
-    weights, cache = bytes_a_step(model), sum(group.cache.bytes for group in engine.state.groups)
+    weights, cache = bytes_a_step(model), sum(group.cache.bytes for group in engine.steps.work.groups)
     limit = weights / bytes_a_second
     row = {
         "experts": case.experts,

@@ -11,28 +11,37 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..errors import EngineError, FastPathError, GenerationError, PromptError
+from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
-from ..model.room import SLOT, check_room
-from .members.groups import Members, make_groups
+from ..model.cache import Observer
+from .assembly import fast_groups, fast_steps, make_steps
+from .buffers import StepResult
+from .members.groups import Members
 from .memory import CONTEXT
 from .plain import plain_groups
-from .prefill import Prefill
+from .prefill import PromptSchedule
 from .prefixes import Prefixes
-from .requests import Request
-from .sampling import Sampling, how
-from .self_check import check, refuse_unknown
+from .requests import Request, check_request
+from .sampling import Sampling
 from .speculation import Speculation
 from .speculation.speculation import Speculator
-from .state import SlotState
-from .steps import Steps, Written, make_steps
-from .voices import Special, Voice, Watcher, special
+from .voices import SpecialRows, Voice, sort_rows
 
-NO_ENDS: frozenset[int] = frozenset()
-Arriving = tuple[list[Request], Callable[[], Written], Special | None]
+
+@dataclass(frozen=True)
+class Arrival:
+    """A pass whose results may still be on their way to the host, and the slots that it wrote."""
+
+    requests: Sequence[Request]
+    slots: Sequence[int]
+    fetch: Callable[[], StepResult]
+    special: SpecialRows | None = None
+    last: bool = True  # False: prompts go on, and no token was chosen
 
 
 class Engine:
@@ -43,7 +52,6 @@ class Engine:
         model: ComposedForCausalLM,
         slots: int = 8,
         context: int | None = None,
-        stacked: bool | None = None,
         compiled: bool = True,
         speculation: Speculation | None = None,
         window: int = 0,
@@ -53,80 +61,44 @@ class Engine:
         `plain`: members run as the reference model runs them, one sequence after another, whatever they are."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
-        limit = model.config.max_position_embeddings or None
-        self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
-        self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
-        self.window = max(model.rule.window, window)
         if plain and speculation:
             raise EngineError("drafts are for the fast path; leave out either plain or speculation")
+        limit = model.config.max_position_embeddings or None
+        self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
+        self.model, self.voice = model, Voice(model.rule, frozenset(model.config.eos_token_id or ()))
+        self.window = max(model.rule.window, window)
         groups: Sequence[Members] = (
-            plain_groups(model) if plain else self._checked_groups(slots, stacked, speculation is not None)
+            plain_groups(model) if plain else fast_groups(model, slots, self.context, speculation is not None)
         )
-        self.state = SlotState(model, groups, slots)
-        self.steps = Steps(self.state, self.context) if plain else make_steps(self.state, self.context, compiled)
-        self.speculator = Speculator(speculation, model, self.state, self.steps) if speculation else None
+        self.steps = make_steps(model, groups, self.voice, slots, self.context)
+        if not plain:
+            self.steps = fast_steps(self.steps, compiled, few_shapes=speculation is not None)
+        self.speculator = Speculator(speculation, model, self.steps) if speculation else None
         self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
-        self.prefill = Prefill(self.state, self.steps, self.prefixes, self.window)
+        self.schedule = PromptSchedule(self.prefixes, self.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
-        self._failed: list[Request] = []  # since the last step
         self.in_slot: list[Request | None] = [None] * slots
-        self._arriving: deque[Arriving] = deque()
-
-    def _checked_groups(self, slots: int, stacked: bool | None, several: bool) -> Sequence[Members]:
-        """Groups that compute what their members do: stacked as wished, else apart."""
-        if getattr(self.model, "hf_device_map", None):
-            raise FastPathError("the fast path needs all members on one device; these are on several")
-        refuse_unknown(self.model)
-        try:
-            groups = make_groups(self.model, slots, self.context, stacked)
-            check(self.model, groups, slots, self.context, several)
-        except torch.OutOfMemoryError as error:
-            raise EngineError(
-                f"{slots} slots of {self.context} tokens do not fit into the memory of {self.model.device}: use fewer "
-                f"slots or a smaller context. ({str(error).splitlines()[0]})"
-            ) from error
-        except EngineError:
-            if stacked is not None:
-                raise
-            return self._checked_groups(slots, False, several)
-        return groups
+        self._arriving: deque[Arrival] = deque()
+        self._tainted: set[int] = set()  # slots whose cells are not all finite
+        self._told: dict[Request, None] = {}  # requests to which something came since the last step
 
     def submit(
         self,
         prompt: Sequence[int],
         sampling: Sampling | None = None,
         voice: Voice | None = None,
-        watcher: Watcher | None = None,
+        observer: Observer | None = None,
     ) -> Request:
-        """Put a request into the queue: of the composition, or of another voice of its members."""
-        request = self.checked(Request(list(prompt), sampling or Sampling(), voice, watcher))
+        """Put a request into the queue, for the composition's voice or another voice of its members."""
+        request = self.checked(Request(list(prompt), sampling or Sampling(), voice, observer))
         self.waiting.append(request)
         return request
 
     def checked(self, request: Request) -> Request:
-        """The same request, if it can be fulfilled, for `waiting`; changes nothing, so any thread may call it."""
-        tokens, new, size = request.prompt, request.sampling.max_new_tokens, self.model.config.vocab_size
-        if not tokens:
-            raise PromptError("the prompt is empty: expected at least one token id")
-        if not all(0 <= token < size for token in tokens):
-            raise PromptError(
-                f"expected token ids from 0 to {size - 1}; got {next(t for t in tokens if not 0 <= t < size)}"
-            )
-        check_room(len(tokens), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT)
-        if self.speculator and request.sampling.penalises:
-            raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-        self._check_special(request.voice, request.watcher)
+        """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
+        check_request(request, self.model.config.vocab_size, self.context, self.window, self.speculator is not None)
         return request
-
-    def _check_special(self, voice: Voice | None, watcher: Watcher | None) -> None:
-        if self.speculator and (voice or watcher):
-            raise GenerationError("drafts are checked by the composition's own rule: no other voices, no watchers")
-        if voice and voice.rule.window > self.window:
-            raise GenerationError(
-                f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {self.window}: make "
-                f"it with window={voice.rule.window}"
-            )
 
     def cancel(self, request: Request) -> None:
         """Drop a request; its slot is free at once."""
@@ -140,17 +112,6 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.waiting or self._arriving or any(self.in_slot))
 
-    @torch.inference_mode()
-    def step(self) -> list[Request]:
-        """One prefill pass, one decoding step; the requests to which tokens came or that ended."""
-        self._admit()
-        self._prefill()
-        drafter = self.speculator if self.speculator and self.speculator.awake() else None
-        arrived = self._arrivals(0) if drafter else []  # a draft starts from the last token
-        self._decode(drafter)
-        failed, self._failed = self._failed, []
-        return list(dict.fromkeys(arrived + self._arrivals(0 if drafter else self.steps.lag) + failed))
-
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling] | None = None
     ) -> list[Request]:
@@ -161,137 +122,190 @@ class Engine:
         asked = zip(prompts, each, strict=True)
         requests = [self.checked(Request(list(prompt), sampled or Sampling())) for prompt, sampled in asked]
         self.waiting.extend(requests)
-        while not all(request.done for request in requests):
+        while any(request.finish_reason is None for request in requests):
             self.step()
         return requests
 
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Run one pass over prompts, then one over all sequences; the requests to which tokens came or that ended."""
+        if self.waiting and None in self.in_slot:
+            self._admit()
+        if any(request is not None and not request.asked for request in self.in_slot):
+            self._prefill()
+            self._collect(self.steps.lag)
+        if self.speculator and self.speculator.awake():
+            self._collect(0)  # a draft starts from the last token
+            self._decode(self.speculator)
+        else:
+            self._decode(None)
+            self._collect(self.steps.lag)
+        told, self._told = list(self._told), {}
+        return told
+
     def _admit(self) -> None:
+        """Give free slots to waiting requests. A slot changes hands when all that its last owner did is known."""
+        self._collect(0)
         free = [slot for slot, request in enumerate(self.in_slot) if request is None]
         free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
         while free and self.waiting:
             request = self.waiting.popleft()
             slot = self.prefixes.best_free(request.prompt, free)
             free.remove(slot)
-            request.slot, self.in_slot[slot] = slot, request
-            self.state.enter(request)
+            request.enter(slot)
+            self.in_slot[slot] = request
+            self.steps.work.slots.enter(slot, request.sampling, self.model.config.vocab_size)
 
     def _prefill(self) -> None:
-        portion = self.prefill.next(self.in_slot, bool(self.waiting))
+        """Feed the next portion of the prompts in the slots; at their ends the first tokens are chosen."""
+        portion = self.schedule.next(self.in_slot, bool(self.waiting), self._copy_cells)
         if portion is None:
             return
+        special = None
+        if portion.last and any(request.special for request in portion.requests):
+            special = sort_rows(portion.requests, range(len(portion.requests)), self.voice)
         try:
-            self.prefill.feed(portion)
+            self.steps.prefill(portion.slots, *portion.tokens(), portion.choice, special)
         except torch.OutOfMemoryError as error:
             _return_memory()
-            if not self.prefill.feed_less(portion):
-                why = f"memory ran out while its prompt was fed, {portion.width} tokens at once"
+            if not self.schedule.feed_less(portion):
+                why = f"memory ran out while its prompt was fed, {max(portion.counts)} tokens at once"
                 self._give_up(portion.requests[0], why, error)
             return
-        if portion.last:
-            self._expect(portion.requests, portion.slots, portion.asked)
-            if self.speculator:
-                self.speculator.drafter.read(portion.requests)  # while the device does, too
+        for request, count in zip(portion.requests, portion.counts, strict=True):
+            request.feed(count)
+        self._expect(portion.requests, portion.slots, special, portion.last)
+        if self.speculator and portion.last:
+            self.speculator.drafter.read(portion.requests)  # while the device does, too
+
+    def _decode(self, speculator: Speculator | None) -> None:
+        """Add a token to every sequence, or several to each by drafts."""
+        running = [request for request in self.in_slot if request is not None and request.asked]
+        if not running:
+            return
+        slots = [request.slot for request in running if request.slot is not None]
+        if len(running) <= slots[-1] and self._compact():
+            self._decode(speculator)
+            return
+        special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
+        try:
+            if speculator:
+                self._receive(running, slots, speculator.decode(running, slots[-1] + 1))
+                return
+            choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
+            self.steps.decode(slots[-1] + 1, cells, choice, special)
+        except torch.OutOfMemoryError as error:
+            _return_memory()
+            self.most_rows = max(1, len(running) - 1)
+            youngest = max(running, key=lambda request: request.number)
+            why = f"memory ran out while {len(running)} sequences were decoded at once"
+            self._give_up(youngest, why, error)
+            return
+        self._expect(running, slots, special)
+
+    def _expect(
+        self, requests: Sequence[Request], slots: Sequence[int], special: SpecialRows | None, last: bool = True
+    ) -> None:
+        """Note that a pass is on its way; requests that need no more tokens leave their slots."""
+        self._arriving.append(Arrival(requests, slots, self.steps.fetch(slots), special, last))
+        for request in requests if last else ():
+            if request.ask():
+                self._free(request)
+
+    def _receive(self, requests: Sequence[Request], slots: Sequence[int], result: StepResult) -> None:
+        """Take several tokens each that are on the host already."""
+        for request, tokens in zip(requests, result.tokens, strict=True):
+            request.ask(len(tokens))
+        self._arriving.append(Arrival(requests, slots, lambda: result))
+        self._collect(0)
+
+    def _collect(self, lag: int) -> None:
+        """Take the results of all passes but so many, which may still be on their way."""
+        while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
+            arrival = self._arriving.popleft()
+            result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
+            for row, (request, slot) in enumerate(zip(arrival.requests, arrival.slots, strict=True)):
+                if result.broken[row] >= 0:
+                    self._taint(slot)
+                if request.finish_reason is not None:
+                    continue  # it ended while these were on their way
+                if not request.tokens and slot not in self._tainted:
+                    self.prefixes.wrote(slot, request.prompt[: request.fed])
+                if arrival.last:
+                    request.receive(result.tokens[row], result.logprobs[row], (request.voice or self.voice).ends)
+                    self._look_at(request, result.broken[row], views.get(request))
+
+    def _look_at(self, request: Request, broken: int, view: dict[str, Any] | None) -> None:
+        """Tell of a request's new tokens; end it where the last has no log-probability."""
+        self._told[request] = None
+        if view is not None:
+            request.seen.append(view)
+        if request.logprobs and math.isnan(request.logprobs[-1]):
+            names = self.model.config.member_names
+            who = (
+                f"member {names[broken]!r}" if broken >= 0 else f"the rule {(request.voice or self.voice).rule.name!r}"
+            )
+            damage = (
+                f"its weights are damaged, or overflow in {self.model.dtype}" if broken >= 0 else "of finite numbers"
+            )
+            request.finish("error", f"{who} computes NaN: {damage}")
+        if request.finish_reason is not None:
+            self._free(request)
+
+    def _taint(self, slot: int) -> None:
+        """Mark a slot in which a member computed NaN: nothing of it is read again by others."""
+        self._tainted.add(slot)
+        self.prefixes.wrote(slot, [])
+        if self.in_slot[slot] is None:
+            self._clean(slot)
+
+    def _clean(self, slot: int) -> None:
+        for group in self.steps.work.groups:
+            group.cache.clear(slot)
+        self._tainted.remove(slot)
 
     def _give_up(self, request: Request, why: str, error: torch.OutOfMemoryError) -> None:
         request.finish("error", f"{why}. Use fewer slots or a smaller context. ({str(error).splitlines()[0]})")
         self._free(request)
-        self._failed.append(request)
-
-    def _decode(self, drafter: Speculator | None) -> None:
-        running = [r for r in self.in_slot if r is not None and r.prefilled and r.asked]
-        if not running:
-            return
-        self._compact()
-        rows = max(r.slot for r in running if r.slot is not None) + 1
-        slots = [r.slot for r in running if r.slot is not None]
-        asked = special(running, slots)
-        try:
-            if drafter:
-                self._receive(running, drafter.decode(running, rows))
-                return
-            cells = max(len(r.prompt) + r.asked for r in running)
-            self.steps.decode(rows, cells, how(r.sampling for r in running), asked)
-        except torch.OutOfMemoryError as error:
-            _return_memory()
-            youngest = max(running, key=lambda r: r.number)
-            self.most_rows = max(1, len(running) - 1)
-            self._give_up(youngest, f"memory ran out while {len(running)} sequences were decoded at once", error)
-            return
-        self._expect(running, slots, asked)
-
-    def _expect(self, requests: list[Request], slots: list[int], asked: Special | None) -> None:
-        """Note that a token is on its way to each; those that need no more leave their slots."""
-        self._arriving.append((requests, self.steps.fetch(slots), asked))
-        for request in requests:
-            request.asked += 1
-            if request.asked == request.sampling.max_new_tokens:
-                self._free(request)
-
-    def _receive(self, requests: list[Request], written: Written) -> None:
-        """Note several tokens each that are here already."""
-        self._arriving.append((requests, lambda: written, None))
-        for request, tokens in zip(requests, written[0], strict=True):
-            request.asked += len(tokens)
-
-    def _arrivals(self, lag: int) -> list[Request]:
-        """What came, but for so many passes that may still be on their way."""
-        arrived: list[Request] = []
-        while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
-            arrived += self._collect(*self._arriving.popleft())
-        return arrived
-
-    def _collect(self, requests: list[Request], fetch: Callable[[], Written], asked: Special | None) -> list[Request]:
-        arrived = []
-        views = asked.views() if asked else {}
-        for request, tokens, logprobs in zip(requests, *fetch(), strict=True):
-            if request.done:
-                continue  # it ended while these were on their way
-            ends = NO_ENDS if request.sampling.ignore_end else (request.voice or self).ends
-            left = request.sampling.max_new_tokens - len(request.tokens)
-            if not ends.isdisjoint(tokens) or math.isnan(sum(logprobs)):
-                ended = (n for n, (t, p) in enumerate(zip(tokens, logprobs, strict=True), 1) if t in ends or p != p)
-                left = min(left, next(ended))
-            request.receive(tokens[:left], logprobs[:left])
-            if request in views:
-                request.seen.append(views[request])
-            if math.isnan(request.logprobs[-1]):
-                request.finish(
-                    "error", f"a member computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
-                )
-            elif request.tokens[-1] in ends:
-                request.finish("stop")
-            elif len(request.tokens) == request.sampling.max_new_tokens:
-                request.finish("length")
-            if request.done:
-                self._free(request)
-            arrived.append(request)
-        return arrived
+        self._told[request] = None
 
     def _free(self, request: Request) -> None:
-        if request.slot is not None and self.in_slot[request.slot] is request:
-            self.in_slot[request.slot] = None
-            self.state.leave(request.slot)
-            self.prefixes.wrote(request.slot, request.prompt[: request.fed] + request.tokens[:-1])
+        slot = request.slot
+        if slot is None or self.in_slot[slot] is not request:
+            return
+        self.in_slot[slot] = None
+        self.steps.work.slots.leave(slot)
+        if slot in self._tainted:
+            self._clean(slot)
+        elif request.tokens:
+            self.prefixes.wrote(slot, request.prompt + request.tokens[:-1])
 
-    def _compact(self) -> None:
-        """Move the last running sequence into a hole before it, so that a step has fewer rows."""
+    def _compact(self) -> bool:
+        """Move the last sequence into a hole before it, so that a step has fewer rows. False: there is none, or it does
+        not pay."""
         used = [slot for slot, request in enumerate(self.in_slot) if request is not None]
         hole = next((slot for slot in range(len(used)) if self.in_slot[slot] is None), None)
-        request = self.in_slot[used[-1]]
-        if (
-            hole is None
-            or request is None
-            or not request.prefilled
-            or not self.steps.worth_moving(used[-1] + 1, len(used))
-        ):
-            return
-        source, cells = used[-1], len(request.prompt) + request.asked
-        self.state.move(source, hole, cells)
-        self.in_slot[source], self.in_slot[hole], request.slot = None, request, hole
-        self.prefixes.moved(source, hole)
+        request, source = self.in_slot[used[-1]], used[-1]
+        if hole is None or request is None or not request.asked or not self.steps.worth_moving(source + 1, len(used)):
+            return False
+        self._collect(0)  # a slot changes hands when all that its owner did is known
+        if self.in_slot[source] is request:
+            self._copy_cells(source, hole, request.cells)
+            self.steps.work.move(source, hole)
+            self.in_slot[source], self.in_slot[hole] = None, request
+            request.enter(hole)
+            self.prefixes.moved(source, hole)
+            if source in self._tainted:
+                self._tainted.add(hole)
+                self._clean(source)
+        return True
+
+    def _copy_cells(self, source: int, target: int, cells: int) -> None:
+        for group in self.steps.work.groups:
+            group.cache.copy_slot(source, target, cells)
 
 
 def _return_memory() -> None:
-    """What the allocator keeps for later is needed now."""
+    """Give back what the allocator keeps for later."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,12 +1,12 @@
-"""Prefill: which prompts are fed next and how much of each, so that others go on while a long one is read.
+"""Which prompts are fed next and how much of each, so that others go on while a long one is read.
 
 Prompts are fed in chunks, several at a time where little of the pass is padding. When memory runs out, fewer are fed at
-once, then in shorter pieces.
+once, then in shorter chunks. Knows token ids and slots; passes.py computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,13 @@ from torch import Tensor
 
 from .prefixes import Prefixes
 from .requests import Request
-from .sampling import how
-from .state import SlotState
-from .steps import Steps
-from .voices import Special, special
+from .sampling import TokenChoice
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass
 CHUNK_ON_GPU = 2048  # there, starting the kernels of a pass takes as long as computing so many
 PASS_TOKENS_ON_GPU = 4096
-MOST_PADDED = 1.5  # times the real tokens of a pass
+MOST_PADDED = 1.5  # padded tokens of a pass over its real ones
 SMALLEST_CHUNK = 16
 
 
@@ -34,48 +31,46 @@ class Portion:
     requests: list[Request]
     counts: list[int]
     last: bool
-    asked: Special | None
 
     @property
-    def width(self) -> int:
-        return max(self.counts)
+    def choice(self) -> TokenChoice:
+        return max(request.sampling.choice for request in self.requests) if self.last else TokenChoice.NONE
 
     @property
     def slots(self) -> list[int]:
         return [request.slot for request in self.requests if request.slot is not None]
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        """Tokens and positions, padded on the left: [B, width]."""
-        token_BT = torch.zeros(len(self.requests), self.width, dtype=torch.long)
-        position_BT = torch.full((len(self.requests), self.width), -1)
-        for b, (request, count) in enumerate(zip(self.requests, self.counts, strict=True)):
-            token_BT[b, self.width - count :] = torch.tensor(request.prompt[request.fed : request.fed + count])
-            position_BT[b, self.width - count :] = torch.arange(request.fed, request.fed + count)
-        return token_BT, position_BT
+        """Lay out tokens and positions, padded on the left with tokens of the same row: [B, width]."""
+        tokens, positions, width = [], [], max(self.counts)
+        for request, count in zip(self.requests, self.counts, strict=True):
+            own = request.prompt[request.fed : request.fed + count]
+            tokens.append(own[:1] * (width - count) + own)
+            positions.append([-1] * (width - count) + list(range(request.fed, request.fed + count)))
+        return torch.tensor(tokens), torch.tensor(positions)
 
 
-class Prefill:
-    """Feeds the prompts of the requests in the slots, a pass at a time."""
+class PromptSchedule:
+    """Chooses what each pass feeds of the prompts in the slots."""
 
-    def __init__(self, state: SlotState, steps: Steps, prefixes: Prefixes, window: int):
-        self.state, self.steps, self.prefixes, self.window = state, steps, prefixes, window
-        on_gpu = state.device.type == "cuda"
+    def __init__(self, prefixes: Prefixes, window: int, on_gpu: bool):
+        self.prefixes, self.window = prefixes, window
         self.chunk = CHUNK_ON_GPU if on_gpu else CHUNK  # less when memory runs out
         self.pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS
         self.patient = on_gpu  # there one prompt costs what several do
-        self._waited = 0  # steps that prompts have waited, all of them together
+        self._waited = 0  # steps that prompts have waited, summed over prompts
 
-    def next(self, in_slot: Sequence[Request | None], queued: bool = False) -> Portion | None:
-        """What to feed now; `queued`: while others wait for a slot. Beginnings that a cache holds already are taken
-        from there."""
-        rows = [r for r in in_slot if r is not None and not r.prefilled and not self.prefixes.waits(r, in_slot)]
+    def next(
+        self, in_slot: Sequence[Request | None], queued: bool, copy: Callable[[int, int, int], None]
+    ) -> Portion | None:
+        """Choose what to feed now; `queued`: others wait for a slot. Beginnings that a cache holds are copied."""
+        rows = [r for r in in_slot if r is not None and not r.asked and not self.prefixes.waits(r, in_slot)]
         if not rows or (queued and self._waits(rows, in_slot)):
             return None
         for request in rows:
             if not request.fed:
-                request.fed = self.prefixes.reuse(request, self.state.copy_cells)
-        last = self._ends(rows[0])
-        chosen, counts = [rows[0]], [self._takes(rows[0])]
+                request.feed(self.prefixes.reuse(request, copy))
+        chosen, counts, last = [rows[0]], [self._takes(rows[0])], self._ends(rows[0])
         for request in rows[1:]:
             takes = self._takes(request)
             padded = max(takes, *counts) * (len(chosen) + 1)
@@ -83,12 +78,12 @@ class Prefill:
             if fits and self._ends(request) == last:
                 chosen.append(request)
                 counts.append(takes)
-        return Portion(chosen, counts, last, special(chosen, range(len(chosen))) if last else None)
+        return Portion(chosen, counts, last)
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since
         both read all weights; a slot that waits costs its share of a step. Half of what may be saved is risked."""
-        running = sum(r is not None and r.prefilled for r in in_slot)
+        running = sum(r is not None and r.asked > 0 for r in in_slot)
         if not self.patient or not running or any(r.fed for r in rows):
             return False
         self._waited += len(rows)
@@ -97,25 +92,19 @@ class Prefill:
         self._waited = 0
         return False
 
-    def feed(self, portion: Portion) -> None:
-        wanted = how(request.sampling for request in portion.requests) if portion.last else None
-        self.steps.prefill(portion.slots, *portion.tokens(), wanted, portion.asked)
-        for request, count in zip(portion.requests, portion.counts, strict=True):
-            request.fed += count
-            self.prefixes.wrote(request.slot, request.prompt[: request.fed])
-
     def feed_less(self, portion: Portion) -> bool:
-        """Memory ran out: from now on fewer prompts at once, then shorter pieces. False: there is nothing shorter."""
+        """Feed fewer prompts at once from now on, then shorter chunks; False: there is nothing shorter."""
+        width = max(portion.counts)
         if len(portion.requests) > 1:
-            self.pass_tokens = portion.width * (len(portion.requests) // 2)
-        elif self.chunk > SMALLEST_CHUNK and portion.width > SMALLEST_CHUNK + self.window:
+            self.pass_tokens = width * (len(portion.requests) // 2)
+        elif self.chunk > SMALLEST_CHUNK and width > SMALLEST_CHUNK + self.window:
             self.chunk = max(SMALLEST_CHUNK, self.chunk // 2)
         else:
             return False
         return True
 
     def _takes(self, request: Request) -> int:
-        """How much of its prompt is fed next. The last piece is never shorter than the rule's window."""
+        """Count the tokens of a prompt that are fed next. The last chunk is never shorter than the rule's window."""
         left = len(request.prompt) - request.fed
         return left if left <= self.chunk + self.window else self.chunk
 

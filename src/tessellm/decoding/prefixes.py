@@ -1,4 +1,5 @@
-"""Which tokens each slot's cache holds, so that a prompt which begins like another is not fed twice."""
+"""Which tokens each slot's cache holds, so that a prompt which begins like another is not fed twice. A slot's tokens
+are kept here once their pass was seen to be finite, never before."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ WORTH = 16  # a shared beginning of fewer tokens is fed again
 
 
 class Prefixes:
-    """What is written in each slot, in use or not. The last `fresh` tokens of a prompt are always fed: the rule needs
+    """Tokens in each slot's cache, in use or not. The last `fresh` tokens of a prompt are always fed: the rule needs
     its members' log-probabilities there."""
 
     def __init__(self, slots: int, fresh: int):
@@ -18,28 +19,27 @@ class Prefixes:
         self.fresh = fresh
         self.reused_tokens = 0
 
-    def wrote(self, slot: int | None, tokens: Sequence[int]) -> None:
-        if slot is not None:
-            self.written[slot] = list(tokens)
+    def wrote(self, slot: int, tokens: Sequence[int]) -> None:
+        self.written[slot] = list(tokens)
 
     def forget(self) -> None:
-        """Feed every prompt anew: for measurements. Nobody may be in a slot."""
+        """Feed every prompt anew. All slots must be free."""
         self.written = [[] for _ in self.written]
 
     def moved(self, source: int, target: int) -> None:
         self.written[target] = self.written[source]
 
     def shared(self, prompt: Sequence[int], slot: int) -> int:
-        """How many tokens of the prompt need not be fed if that slot's cache is at hand."""
-        usable = min(common(prompt, self.written[slot]), len(prompt) - self.fresh)
+        """Count the tokens of a prompt that a slot's cache holds and that need not be fed."""
+        usable = min(common_length(prompt, self.written[slot]), len(prompt) - self.fresh)
         return usable if usable >= WORTH else 0
 
     def best_free(self, prompt: Sequence[int], free: Sequence[int]) -> int:
-        """The free slot that holds most of the prompt; else the first that nobody is likely to want."""
+        """Find the free slot that holds most of the prompt, the first of equals."""
         return max(free, key=lambda slot: (self.shared(prompt, slot), -slot))
 
     def reuse(self, request: Request, copy: Callable[[int, int, int], None]) -> int:
-        """Bring a shared beginning into the request's slot; how many tokens that saves."""
+        """Bring a shared beginning into the request's slot; count the tokens that this saves."""
         slot = request.slot
         assert slot is not None
         source = max(range(len(self.written)), key=lambda other: (self.shared(request.prompt, other), other == slot))
@@ -52,19 +52,18 @@ class Prefixes:
 
     def waits(self, request: Request, in_slot: Sequence[Request | None]) -> bool:
         """Whether another request is feeding what this one begins with: then it is better to wait for it."""
-        for other in in_slot:
-            if other is None or other is request or other.prefilled or request.fed:
+        for slot, other in enumerate(in_slot):
+            if other is None or other is request or other.tokens or request.fed:
                 continue
             ahead = (other.fed, -other.number) > (request.fed, -request.number)
-            usable = min(common(request.prompt, other.prompt), len(request.prompt) - self.fresh)
-            if ahead and usable >= WORTH and usable > other.fed:
+            usable = min(common_length(request.prompt, other.prompt), len(request.prompt) - self.fresh)
+            confirmed = min(other.fed, len(self.written[slot]))
+            if ahead and usable >= WORTH and usable > confirmed:
                 return True
         return False
 
 
-def common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together."""
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Count the tokens with which both sequences begin."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(left), len(right)))

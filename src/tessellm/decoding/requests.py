@@ -1,54 +1,107 @@
-"""Request: one sequence on its way through the engine."""
+"""Request: one sequence on its way through the engine. Knows token ids, neither texts nor models."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from ..errors import GenerationError, PromptError
+from ..model.cache import Observer
+from ..model.room import SLOT, check_room
 from .sampling import Sampling
-from .voices import Voice, Watcher
+from .voices import Voice
 
 _NUMBERS = count()
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what was asked for, and what has come of it so far."""
+    """A prompt, what was asked for, and the tokens written so far."""
 
     prompt: list[int]
     sampling: Sampling
     voice: Voice | None = None  # None: the composition's own rule
-    watcher: Watcher | None = None
+    observer: Observer | None = None
     number: int = field(default_factory=_NUMBERS.__next__)
     tokens: list[int] = field(default_factory=list)  # written so far, an end token included
-    logprobs: list[float] = field(default_factory=list)  # of each, under the composition
-    seen: list[dict[str, Any]] = field(default_factory=list)  # by the watcher, of each token
+    logprobs: list[float] = field(default_factory=list)  # per token, under the composition
+    seen: list[dict[str, Any]] = field(default_factory=list)  # per token, what the observer returned
     finish_reason: str | None = None  # stop: an end token; length: max_new_tokens; cancelled; error
     error: str | None = None
     submitted: float = field(default_factory=time.monotonic)
-    first_token: float | None = None  # when it came
+    first_token: float | None = None  # when the first token arrived
     slot: int | None = None
-    fed: int = 0  # how much of the prompt is in the cache
-    asked: int = 0  # tokens that were asked of the device, some of them perhaps not yet here
-    text: Any = None  # what drafts are looked up in
-    chances: dict[int, Any] = field(default_factory=dict)  # how often drafts of each kind were right
+    fed: int = 0  # prompt tokens in the cache
+    asked: int = 0  # tokens that the device was asked for; some may not have arrived
+    cells: int = field(init=False)  # that the next step reads: the prompt's, and one per token asked for
+    special: bool = field(init=False)  # whether it has a voice of its own or is observed
+    drafts: bool = True  # False after a draft that a member cannot read
+
+    def __post_init__(self) -> None:
+        self.cells, self.special = len(self.prompt), bool(self.voice or self.observer)
 
     @property
     def done(self) -> bool:
         return self.finish_reason is not None
 
     @property
-    def prefilled(self) -> bool:
-        return self.fed == len(self.prompt)
+    def room(self) -> int:
+        """Count the tokens that a draft may have: verification adds one more."""
+        return self.sampling.max_new_tokens - self.asked - 1 if self.drafts else 0
+
+    def enter(self, slot: int) -> None:
+        self.slot = slot
+
+    def feed(self, tokens: int) -> None:
+        self.fed += tokens
+
+    def ask(self, tokens: int = 1) -> bool:
+        """Note that the device was asked for tokens; True when no more are wanted."""
+        self.asked += tokens
+        self.cells += tokens
+        return self.asked == self.sampling.max_new_tokens
+
+    def stop_drafts(self) -> None:
+        self.drafts = False
 
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason, self.error = reason, error
 
-    def receive(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def receive(self, tokens: Sequence[int], logprobs: Sequence[float], ends: frozenset[int]) -> None:
+        """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there."""
         if self.first_token is None:
             self.first_token = time.monotonic()
-        self.tokens += tokens
-        self.logprobs += logprobs
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            if token in ends and not self.sampling.ignore_end:
+                self.finish("stop")
+            elif len(self.tokens) == self.sampling.max_new_tokens:
+                self.finish("length")
+            if self.finish_reason is not None or math.isnan(logprob):
+                break
+
+
+def check_request(request: Request, vocabulary: int, context: int, window: int, drafts: bool) -> None:
+    """Raise an error of ours where an engine cannot fulfil a request: one with so many token ids, cells per slot, and
+    positions that rules may look back, that `drafts` or not."""
+    tokens, new, voice = request.prompt, request.sampling.max_new_tokens, request.voice
+    if not tokens:
+        raise PromptError("the prompt is empty: expected at least one token id")
+    if not all(0 <= token < vocabulary for token in tokens):
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise PromptError(f"expected token ids from 0 to {vocabulary - 1}; got {wrong}")
+    check_room(len(tokens), new, context, option="max_new_tokens, or make the engine larger", whose=SLOT)
+    if drafts and request.sampling.penalises:
+        raise GenerationError("drafts are checked position by position: no penalties for what was written before")
+    if drafts and request.special:
+        raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
+    if voice and voice.rule.window > window:
+        raise GenerationError(
+            f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {window}: make it with "
+            f"window={voice.rule.window}"
+        )

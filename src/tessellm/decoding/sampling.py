@@ -1,13 +1,14 @@
-"""How the next token is chosen: greedily, or sampled with noise that depends on the request's seed and position alone.
+"""Choose the next token: greedily, or sampled with noise that depends on the request's seed and position alone.
 
-So a sampled text does not depend on which other requests were in the batch. On the device, without looking at it.
+So a sampled text does not depend on which other requests are in the batch. Runs on the device, never waits for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,9 +17,19 @@ from ..errors import GenerationError
 from ..model.temperature import COLDEST, check_temperature
 
 
+class TokenChoice(IntEnum):
+    """How a pass chooses tokens. Each way can do what those before it can: a batch takes the largest of its rows."""
+
+    NONE = 0  # chooses nothing: the prompt goes on in another pass
+    GREEDY = 1
+    SAMPLED = 2
+    NUCLEUS = 3  # top_p, top_k
+    PENALISED = 4
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """What one request asks for."""
+    """Say how long a request's text may be and how its tokens are chosen."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0  # 0 decodes greedily
@@ -42,13 +53,21 @@ class Sampling:
         if not 0 <= self.seed < 2**63:
             raise GenerationError(f"expected a seed from 0 to 2^63 − 1; got {self.seed}")
 
+    @cached_property
+    def choice(self) -> TokenChoice:
+        if self.penalises:
+            return TokenChoice.PENALISED
+        if self.temperature == 0:
+            return TokenChoice.GREEDY
+        return TokenChoice.NUCLEUS if self.top_p < 1 or self.top_k else TokenChoice.SAMPLED
+
     @property
     def penalises(self) -> bool:
         return bool(self.frequency_penalty or self.presence_penalty)
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
-    """One number in [0, 1) from a seed and a position, in float64: the finaliser of SplitMix64 on int64 tensors."""
+    """Hash a seed and a position to a number in [0, 1), in float64: the finaliser of SplitMix64 on int64 tensors."""
     x = seed_B * -0x61C8864680B583EB + position_B * -0x40A7B892E31B1A47 + 0x1234567
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         logical = (x >> shift) & ((1 << (64 - shift)) - 1)
@@ -56,41 +75,31 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
     return ((x >> 11) & ((1 << 53) - 1)).double() / float(1 << 53)
 
 
-def how(samplings: Iterable[Sampling]) -> str:
-    """What a batch of requests needs: greedy, sampled, nucleus (top_p, top_k) or penalised, each of which can do what
-    the ones before it can."""
-    given = list(samplings)
-    if any(each.penalises for each in given):
-        return "penalised"
-    warm = [each for each in given if each.temperature > 0]
-    return "greedy" if not warm else "nucleus" if any(each.top_p < 1 or each.top_k for each in warm) else "sampled"
-
-
 def penalised(logp_BV: Tensor, count_BV: Tensor, frequency_B: Tensor, presence_B: Tensor) -> Tensor:
-    """Log-probabilities less what tokens cost that were written before: OpenAI's penalties."""
+    """Take off log-probabilities what tokens cost that were written before: OpenAI's penalties."""
     cost_BV = count_BV * frequency_B[:, None] + (count_BV > 0) * presence_B[:, None]
     return logp_BV - cost_BV.to(logp_BV.dtype)
 
 
 def choose(
-    logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, noise_B: Tensor, how: str
+    logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, noise_B: Tensor, choice: TokenChoice
 ) -> Tensor:
-    """The next token of each row; rows with temperature 0 are greedy whatever the others need."""
+    """Choose the next token of each row; rows with temperature 0 are greedy whatever the others need."""
     greedy_B = logp_BV.argmax(-1)
-    if how == "greedy":
+    if choice is TokenChoice.GREEDY:
         return greedy_B
     warm_BV = logp_BV / temperature_B.clamp_min(COLDEST)[:, None].to(logp_BV.dtype)
     probability_BV = warm_BV.softmax(-1)
-    if how in ("nucleus", "penalised"):
+    if choice >= TokenChoice.NUCLEUS:
         probability_BV = probability_BV.masked_fill(_outside(probability_BV, top_p_B, top_k_B), 0.0)
     return torch.where(temperature_B > 0, _invert(probability_BV, noise_B), greedy_B)
 
 
 def _outside(probability_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:
-    """Tokens that may not be chosen: all but the likeliest k, and of those all behind a share p of their mass."""
+    """Mark tokens that may not be chosen: all but the likeliest k, and of those all behind a share p of their mass."""
     sorted_BV, order_BV = probability_BV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(sorted_BV.shape[-1], device=sorted_BV.device)
-    behind_BV = (rank_V >= top_k_B[:, None]) & (top_k_B > 0)[:, None]  # in the order of the sorted
+    behind_BV = (rank_V >= top_k_B[:, None]) & (top_k_B > 0)[:, None]  # in sorted order
     left_B1 = sorted_BV.masked_fill(behind_BV, 0.0).sum(-1, keepdim=True)
     share_B1 = top_p_B[:, None] * torch.where(top_k_B[:, None] > 0, left_B1, 1.0)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
@@ -99,7 +108,7 @@ def _outside(probability_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor
 
 
 def _invert(mass_BV: Tensor, noise_B: Tensor) -> Tensor:
-    """The index at which the running sum passes a share of the whole; never one without mass."""
+    """Find the index at which the running sum passes a share of the whole; never one without mass."""
     total_BV = mass_BV.double().cumsum(-1)
     wanted_B1 = noise_B.clamp_max(1 - 2**-40)[:, None] * total_BV[:, -1:]
     return (total_BV <= wanted_B1).sum(-1).clamp_max(mass_BV.shape[-1] - 1)

@@ -2,92 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .state import SlotState
-from .voices import Special
+from .buffers import StepResult
+from .passes import Workspace, decode_step, prefill, rows_heard
+from .sampling import TokenChoice
+from .slots import TokenBatch
+from .voices import SpecialRows
 
-if TYPE_CHECKING:
-    from .speculation.drafts import Alone
-    from .speculation.verification import Verification
-
-Written = tuple[list[list[int]], list[list[float]]]  # tokens of each request, and their log-probabilities
+DraftPass = Callable[[int, int, int, TokenChoice], None]  # of rows, length, cells, choice
 
 
 class Steps:
-    """Runs prefill and decoding passes; fetches what they chose."""
+    """Runs passes; fetches what they chose."""
 
-    def __init__(self, state: SlotState, context: int):
-        self.state, self.context = state, context
-        self.lag = 0  # passes that may be on their way while the next is prepared
-        self.few_shapes = False  # rather some rows more than another number of rows
+    lag = 0  # passes that may be on their way while the next is prepared
+
+    def __init__(self, work: Workspace, context: int):
+        self.work, self.context = work, context
         self.prepared_seconds = 0.0  # spent on compiling and capturing
-        self.graph_seconds: dict[tuple[Any, ...], float] = {}  # the device's for each captured pass, when it was new
-        self.busy_seconds = 0.0  # the device's, by those, since somebody set it to 0
 
     def prefill(
         self,
         slots: Sequence[int],
         token_BT: Tensor,
         position_BT: Tensor,
-        how: str | None,
-        special: Special | None = None,
+        choice: TokenChoice,
+        special: SpecialRows | None = None,
     ) -> None:
-        stop, start = int(position_BT.max()) + 1, int(position_BT[0, 0])
-        alike = start >= 0 and bool((position_BT == torch.arange(start, start + position_BT.shape[1])).all())
+        """Feed tokens of prompts, padded on the left, given on the host."""
+        stop, start, width = int(position_BT.max()) + 1, int(position_BT[0, 0]), position_BT.shape[1]
+        alike = start >= 0 and bool((position_BT == torch.arange(start, start + width)).all())
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
-        self.state.prefill(slot_B, token_BT, position_BT, stop, how, special, start if alike else None)
+        keep = rows_heard(self.work, width, choice, special)
+        batch = TokenBatch(token_BT, position_BT, slot_B, stop, keep, start=start if alike else None)
+        prefill(self.work, batch, choice, special)
 
-    def ready_prompts(self, lengths: Sequence[int], how: str) -> None:
-        """Have passes over the ends of prompts of these lengths ready, after the first text, which makes the caches."""
+    def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
+        """Prepare passes over the ends of prompts of these lengths, after the first text, which makes the caches."""
 
-    def decode(self, rows: int, cells: int, how: str, special: Special | None = None) -> None:
-        self.state.decode(rows, self._cells(cells), how, special)
+    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
+        decode_step(self.work, rows, cells, choice, special)
 
-    def draft(self, member: Alone, rows: int, length: int, cells: int, how: str) -> None:
-        member.draft(rows, length, self._cells(cells), how)
-
-    def verify(self, drafts: Verification, rows: int, length: int, cells: int, how: str) -> None:
-        drafts.verify(rows, length, self._cells(cells), how)
+    def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
+        """Run a pass that writes or verifies drafts."""
+        run(rows, length, self.cells(cells), choice)
 
     def ready(
-        self, drafts: Verification, member: Alone | None, lengths: Sequence[int], rows: int, cells: int, how: str
+        self,
+        passes: Mapping[str, DraftPass],
+        empty: Callable[[], None],
+        lengths: Sequence[int],
+        rows: int,
+        cells: int,
+        choice: TokenChoice,
     ) -> dict[int, float]:
-        """Have passes of all these lengths ready; the device's seconds for each and for a step, where it tells."""
+        """Prepare passes over drafts of these lengths, on `empty` drafts; the device's seconds per length (0: a step),
+        where it tells."""
         return {}
 
     def put(self, into: Tensor, values: Sequence[Any]) -> None:
-        """Values from the host into a buffer."""
+        """Copy values from the host into a buffer."""
         into.copy_(torch.tensor(values))
 
     def get(self, buffer: Tensor) -> list[Any]:
-        """What a buffer holds when all passes are over."""
-        found: list[Any] = buffer.tolist()
-        return found
+        """Copy a buffer to the host when all passes are over."""
+        values: list[Any] = buffer.tolist()
+        return values
 
-    def fetch(self, slots: Sequence[int]) -> Callable[[], Written]:
-        """The tokens just chosen in these slots and their log-probabilities, when asked for."""
-        tokens_B1, logprobs_B1 = self.state.token_S[slots, None], self.state.logprob_S[slots, None]
-        return lambda: (tokens_B1.tolist(), logprobs_B1.tolist())
+    def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
+        """Take what was just chosen in these slots; the copy to the host is waited for when it is called."""
+        chosen = self.work.slots
+        token_B1, logprob_B1, broken_B = (
+            chosen.token_S[slots, None],
+            chosen.logprob_S[slots, None],
+            chosen.broken_S[slots],
+        )
+        return lambda: StepResult(token_B1.tolist(), logprob_B1.tolist(), broken_B.tolist())
 
     def worth_moving(self, rows: int, needed: int) -> bool:
+        """Whether a step over the needed rows is faster than one over so many."""
         return needed < rows
 
-    def _cells(self, needed: int) -> int:
+    def cells(self, needed: int) -> int:
+        """Count the cells that a pass reads which needs so many."""
         return min(self.context, needed)
 
     def on_device(self, part: Tensor) -> Tensor:
-        return part.to(self.state.device)
-
-
-def make_steps(state: SlotState, context: int, compiled: bool) -> Steps:
-    """The steps for the device that the slots are on."""
-    if state.device.type != "cuda":
-        return Steps(state, context)
-    from .cuda.graphs import GraphSteps
-
-    return GraphSteps(state, context, compiled)
+        return part.to(self.work.slots.token_S.device)

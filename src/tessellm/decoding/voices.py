@@ -1,81 +1,84 @@
-"""Requests with a rule of their own, and requests that are watched, among others on the same slots.
+"""Requests with a rule of their own, and requests that are observed, among others on the same slots.
 
-All rows of a pass share the members' log-probabilities; only how these combine differs. A Voice says how; a watcher is
-shown every row from which its request's tokens were chosen. Knows neither texts nor models.
+All rows of a pass share the members' log-probabilities; only how these combine differs. A Voice says how; an observer
+is shown every row from which its request's tokens were chosen. Knows neither texts nor models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..rules import ComposedRule, Explanation, Rule, normalised
+from ..model.cache import Observer
+from ..rules import ComposedRule, Explanation, normalised
 
 if TYPE_CHECKING:
     from .requests import Request
 
-# (logp_MB1V, composed_B1V, token_B1, why the rule said so) -> [B, …] by name
-Watcher = Callable[[Tensor, Tensor, Tensor, Explanation], Mapping[str, Tensor]]
-
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """A rule over the same members in the place of the composition's own, and the tokens that end a text."""
+    """A rule over the composition's members, and the tokens that end a text."""
 
     rule: ComposedRule
     ends: frozenset[int]
 
 
-@dataclass
-class Special:
-    """What some rows of a pass ask for. Requests stand beside the rows that they have in it."""
+@dataclass(frozen=True)
+class Observed:
+    """Requests of one voice that share an observer, and their rows in the pass."""
 
-    voices: dict[Voice | None, list[int]]
-    watched: list[tuple[Watcher, Voice | None, list[Request], list[int]]]
-    why: dict[Voice | None, Explanation] = field(default_factory=dict)  # of each voice's rows, once the pass is run
-    seen: list[Mapping[str, Tensor]] = field(default_factory=list)  # of each watcher, then
+    observer: Observer
+    voice: Voice
+    requests: list[Request] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
 
-    def window(self, own: Rule) -> int:
-        """The longest among the rules."""
-        return max((voice.rule if voice else own).window for voice in self.voices)
 
-    def watch(self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor) -> None:
-        for watcher, voice, _, rows in self.watched:
-            at_B = torch.tensor(rows, device=token_B.device)
+@dataclass(frozen=True)
+class SpecialRows:
+    """Rows of a pass by voice, and those that are observed; after the pass also what was said and seen."""
+
+    voices: dict[Voice, list[int]]
+    observed: list[Observed]
+    why: dict[Voice, Explanation] = field(default_factory=dict)
+    seen: list[Mapping[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def window(self) -> int:
+        return max(voice.rule.window for voice in self.voices)
+
+    def observe(self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor) -> None:
+        """Show every observer the rows of its requests and the tokens that were chosen from them."""
+        for group in self.observed:
+            at_B, own = torch.tensor(group.rows, device=token_B.device), self.voices[group.voice]
             logp_MB1V = normalised([logits[at_B, -1:] for logits in logits_M])
-            self.seen.append(watcher(logp_MB1V, composed_BV[at_B, None], token_B[at_B, None], self._why(voice, rows)))
-
-    def _why(self, voice: Voice | None, rows: Sequence[int]) -> Explanation:
-        """What the voice's rule says of these rows of its own."""
-        own = self.voices[voice]
-        places = [own.index(row) for row in rows]
-        return self.why[voice].map(lambda column: column[places])
+            places = [own.index(row) for row in group.rows]
+            why = self.why[group.voice].map(lambda column, places=places: column[places])  # type: ignore[misc]
+            self.seen.append(group.observer(logp_MB1V, token_B[at_B, None], composed_BV[at_B, None], why) or {})
 
     def views(self) -> dict[Request, dict[str, Any]]:
-        """What was seen of each request's row, on the host."""
-        found: dict[Request, dict[str, Any]] = {}
-        for (_, _, requests, _), seen in zip(self.watched, self.seen, strict=True):
+        """Copy to the host what observers returned, by request."""
+        views: dict[Request, dict[str, Any]] = {}
+        for group, seen in zip(self.observed, self.seen, strict=True):
             lists = {name: values.tolist() for name, values in seen.items()}
-            for number, request in enumerate(requests):
-                found[request] = {name: values[number] for name, values in lists.items()}
-        return found
+            for place, request in enumerate(group.requests):
+                views[request] = {name: values[place] for name, values in lists.items()}
+        return views
 
 
-def special(requests: Sequence[Request], rows: Sequence[int]) -> Special | None:
-    """The wishes of a pass; None where there are none, and the pass may run as it always does."""
-    if not any(request.voice or request.watcher for request in requests):
-        return None
-    voices: dict[Voice | None, list[int]] = {}
-    watched: dict[tuple[int, Voice | None], tuple[Watcher, Voice | None, list[Request], list[int]]] = {}
+def sort_rows(requests: Sequence[Request], rows: Sequence[int], own: Voice) -> SpecialRows:
+    """Sort a pass's rows by voice, and those that are observed by observer."""
+    voices: dict[Voice, list[int]] = {}
+    observed: dict[tuple[int, Voice], Observed] = {}
     for request, row in zip(requests, rows, strict=True):
-        voices.setdefault(request.voice, []).append(row)
-        if request.watcher is not None:
-            key = id(request.watcher), request.voice
-            _, _, own, at = watched.setdefault(key, (request.watcher, request.voice, [], []))
-            own.append(request)
-            at.append(row)
-    return Special(voices, list(watched.values()))
+        voice = request.voice or own
+        voices.setdefault(voice, []).append(row)
+        if request.observer is not None:
+            group = observed.setdefault((id(request.observer), voice), Observed(request.observer, voice))
+            group.requests.append(request)
+            group.rows.append(row)
+    return SpecialRows(voices, list(observed.values()))

@@ -6,7 +6,7 @@ state, so that beams, batches and rollbacks stay right. It knows the rule only a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from transformers import Cache
 
 from ..rules import Explanation, Rule
 
-Observer = Callable[[Tensor, Tensor, Tensor, Explanation], None]
-"""Called with every row that is composed: logp_MBTV, the tokens fed, the composed logp_BTV, and why."""
+Observer = Callable[[Tensor, Tensor, Tensor, Explanation], Mapping[str, Tensor] | None]
+"""Called with every row that is composed: logp_MBTV, tokens_BT, the composed logp_BTV, and why. The tokens are those
+fed where a model composes, and those chosen from the rows where an engine decodes; the engine keeps what is returned,
+[B, …] by name, with the request's tokens."""
 
 
 class ComposedCache(Cache):

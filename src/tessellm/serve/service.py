@@ -124,14 +124,14 @@ class Service:
         param: str,
     ) -> Running:
         seed = secrets.randbits(38) if asked.seed is None else asked.seed
-        watcher = speaker.trace if reply.trace else top if reply.top else None
+        observer = speaker.trace if reply.trace else top if reply.top else None
         requests: list[Ordered] = []
         for row in rows:  # one list for all choices of a prompt
             room = self.engine.context - len(row)
             self.prompts.check_room(len(row), wanted or 1, param)
             for _ in range(asked.n or 1):
                 sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
-                request = self._checked(Request(row, sampling, speaker.voice, watcher))
+                request = self._checked(Request(row, sampling, speaker.voice, observer))
                 requests.append((request, stop_finder(self.tokenizer, asked.stops, row)))
         jobs = self.scheduler.submit(requests, self.settings.seconds)
         if self.settings.log_prompts:

@@ -13,11 +13,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..decoding.voices import Voice, Watcher
+from ..decoding.voices import Voice
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
 from ..errors import nearest
 from ..model import ComposedForCausalLM
+from ..model.cache import Observer
 from ..rules import LARGEST_WEIGHT, RULES, ComposedRule, Explanation
 from .refusals import Refusal, bad
 
@@ -35,7 +36,7 @@ class NamedVoice:
 
     model: str
     voice: Voice | None
-    trace: Watcher
+    trace: Observer
     ends: frozenset[int]
 
 
@@ -92,20 +93,20 @@ class Speakers:
         return NamedVoice(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
 
 
-def top(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
-    """A watcher: the likeliest tokens and their log-probabilities."""
+def top(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
+    """Observe the likeliest tokens and their log-probabilities."""
     logp_BC, id_BC = composed_B1V[:, 0].topk(min(MOST_TOP, composed_B1V.shape[-1]), -1)
     return {"ids": id_BC, "logps": logp_BC}
 
 
-def tracer(rule: ComposedRule, ends: tuple[tuple[int, ...], ...]) -> Watcher:
-    """A watcher: what `tessellm.trace` says of a row, as far as it is shown."""
+def tracer(rule: ComposedRule, ends: tuple[tuple[int, ...], ...]) -> Observer:
+    """Make an observer of what `tessellm.trace` says of a row, as far as it is shown."""
 
-    def watch(logp_MB1V: Tensor, composed_B1V: Tensor, token_B1: Tensor, why: Explanation) -> dict[str, Tensor]:
+    def watch(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
         found = statistics(logp_MB1V, composed_B1V, rule, ends, why)
         columns = {name: column for name in SHOWN if (column := getattr(found, name)) is not None}
         return {
-            **top(logp_MB1V, composed_B1V, token_B1, why),
+            **top(logp_MB1V, token_B1, composed_B1V, why),
             **{name.rpartition("_")[0]: column[:, 0] for name, column in columns.items()},
             "logprob": log_probabilities(logp_MB1V, composed_B1V, token_B1)[:, 0],
         }

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.decoding import assembly
 from tessellm.decoding.cuda import compiled_rule
-from tessellm.decoding.cuda.compiled_rule import CompiledRule, PlainRule, best, together
+from tessellm.decoding.cuda.compiled_rule import best, compiled_runner, together
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.passes import RuleRunner, combine, decide
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.rules import ComposedRule, Product
@@ -42,6 +44,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     torch._dynamo.reset()
 
 
+def plain_runner(rule: Any) -> RuleRunner:
+    return RuleRunner(partial(combine, rule), partial(decide, rule), drafts_at_once=True)
+
+
 def inputs(rows: int, tokens: int, seed: int, members: int = 3) -> tuple[list[Any], Any, Any]:
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
     logits_M = [3 * draw(rows, tokens, VOCABULARY) for _ in range(members)]
@@ -61,16 +67,16 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES)
 @torch.inference_mode()
 def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
-    plain, compiled = PlainRule(rule), CompiledRule(rule)
+    plain, compiled = plain_runner(rule), compiled_runner(rule)
     for rows in (2, 4):
         logits_M, token_BT, mask_BT = inputs(rows, 5, seed=rows)
-        state = plain.combine(logits_M, token_BT, mask_BT, None)[1]
+        state = plain.combine(logits_M, token_BT, mask_BT, None)[-1]
         logits_M, token_BT, mask_BT = inputs(rows, 1, seed=10 * rows)
         given = token_BT, mask_BT, state
         close(compiled.combine(logits_M, *given), plain.combine(logits_M, *given))
         close(compiled.decide(logits_M, *given), plain.decide(logits_M, *given))
     assert len(traced) == 4  # two kinds of step for each number of rows
-    CompiledRule(rule).decide(logits_M, *given)
+    compiled_runner(rule).decide(logits_M, *given)
     assert len(traced) == 4
 
 
@@ -79,7 +85,7 @@ def test_the_same_in_every_shape(rule: Any, traced: list[Any]) -> None:
 @torch.inference_mode()
 def test_many_members_impossible_tokens_and_several_ends(members: int, window: int, traced: list[Any]) -> None:
     rule = ComposedRule(Evidence(window), None, ((1,), (1, 39), *[()] * (members - 2)), "owner")
-    plain, compiled, state = PlainRule(rule), CompiledRule(rule), None
+    plain, compiled, state = plain_runner(rule), compiled_runner(rule), None
     for step in range(6):
         logits_M, token_BT, mask_BT = inputs(4, 1, step, members)
         logits_M[1][:, :, 5:9] = -torch.inf
@@ -88,7 +94,7 @@ def test_many_members_impossible_tokens_and_several_ends(members: int, window: i
         expected = plain.decide(logits_M, token_BT, mask_BT, state)
         close(compiled.decide(logits_M, token_BT, mask_BT, state), expected)
         close(compiled.combine(logits_M, token_BT, mask_BT, state), plain.combine(logits_M, token_BT, mask_BT, state))
-        state = expected[2]
+        state = expected[-1]
 
 
 def test_the_first_of_equals_is_the_best(traced: list[Any]) -> None:
@@ -123,22 +129,22 @@ def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
     compiled_rule._shared.cache_clear()
     monkeypatch.setattr(compiled_rule.torch, "compile", remarking)
-    CompiledRule(Product()).decide(*inputs(2, 1, 0), None)
+    compiled_runner(Product()).decide(*inputs(2, 1, 0), None)
     compiled_rule._shared.cache_clear()
 
 
 @pytest.mark.parametrize("rule", ["evidence", "product"])
 @pytest.mark.parametrize("warmth", [0.0, 1.0])
 def test_drafts_read_token_by_token_use_what_was_compiled_for_steps(
-    rule: str, warmth: float, traced: list[Any]
+    rule: str, warmth: float, traced: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = build_model("llama")
     model = tessellm.compose(base, {f"e{i}": perturbed(base, i, 0.002) for i in range(2)}, rule=rule)
     given = prompts(4, 30)
     asked = [Sampling(12, warmth, seed=n, ignore_end=True) for n in range(4)]
     expected = [request.tokens for request in Engine(model, slots=4).generate(given, asked)]
-    engine = Engine(model, slots=4, stacked=False, speculation=Speculation("member:base", 4))
-    engine.state.passes = CompiledRule(model.rule)
+    monkeypatch.setattr(assembly, "RuleRunner", lambda *plain, **settings: compiled_runner(model.rule))
+    engine = Engine(model, slots=4, speculation=Speculation("member:base"))
     torch._dynamo.utils.counters.clear()
     assert [request.tokens for request in engine.generate(given, asked)] == expected
     assert engine.speculator is not None

@@ -22,9 +22,11 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import groups
 from tessellm.decoding.members.groups import make_groups
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import SlotCache
-from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.slots import RowOrder, SlotCache, TokenBatch
 from tessellm.members.adapters import share
+
+from decoding_cases import stacking
+from speculation_cases import drafting
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 80}
 
@@ -55,11 +57,17 @@ def grouped(composed: Any, slots: int, cells: int) -> tuple[Any, FusedDecoder]:
     return group, fused
 
 
+def by_modules(group: Any, token_BT: torch.Tensor, position_BT: torch.Tensor, cells: int, keep: int) -> Any:
+    """Logits of rows that are the first slots."""
+    slot_B = torch.arange(len(token_BT))
+    return group.logits(TokenBatch(token_BT, position_BT, slot_B, cells, keep, RowOrder.FIRST_SLOTS))
+
+
 def feed(group: Any, lengths: list[int]) -> None:
     """A text of each length into a slot each, by the modules."""
     for slot, length in enumerate(lengths):
         text = torch.randint(4, 60, (1, length), generator=torch.Generator().manual_seed(slot))
-        group.logits(text, torch.arange(length)[None], torch.tensor([slot]), length, 1)
+        group.logits(TokenBatch(text, torch.arange(length)[None], torch.tensor([slot]), length, 1))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_equals_the_modules(
         found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 130 if step else cells)[:, :, 0]
         for buffer, old in zip(group.cache.key_RHCD.values(), kept, strict=True):
             assert not torch.equal(buffer, old)  # it wrote the cache itself
-        wanted = group.logits(token_B[:, None], position_B[:, None], slots, cells, 1)
+        wanted = by_modules(group, token_B[:, None], position_B[:, None], cells, 1)
         torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
         token_B, position_B = found[0].argmax(-1), position_B + 1
 
@@ -110,7 +118,7 @@ def test_who_makes_an_input_makes_what_deltas_need_of_it(
     monkeypatch.setattr(layers.FusedLinear, "_low", counting)
     token_B, position_B = torch.tensor([5, 6]), torch.tensor([150, 3])
     found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 160)[:, :, 0]
-    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 160, 1)
+    wanted = by_modules(group, token_B[:, None], position_B[:, None], 160, 1)
     torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
     assert len(own_launches) == (1 if few_rows == 16 else 4)  # queries, keys and values; gates in either layer
 
@@ -134,13 +142,13 @@ def test_deltas_are_added_beside_the_sums_or_with_them(
     token_B, position_B = torch.tensor([5, 6]), torch.tensor([9, 40])
     launched, launch = [], layers.launch
 
-    def counting(layout: Any, table: Any, x: Any, y: Any, *given: Any, **named: Any) -> None:
+    def counting(layout: Any, weights: Any, rows: Any, x: Any, y: Any, *given: Any) -> None:
         launched.append((layout.splits, len(y)))
-        launch(layout, table, x, y, *given, **named)
+        launch(layout, weights, rows, x, y, *given)
 
     monkeypatch.setattr(layers, "launch", counting)
     found = fused(token_B.expand(3, -1)[..., None], position_B[:, None], 64)[:, :, 0]
-    wanted = group.logits(token_B[:, None], position_B[:, None], 2, 64, 1)
+    wanted = by_modules(group, token_B[:, None], position_B[:, None], 64, 1)
     torch.testing.assert_close(found, torch.stack(wanted)[:, :, 0], atol=2e-4, rtol=1e-4)
     assert (6, pieces) in launched  # sums over the 96 inputs of down, whose three parts of low gate and up have made
 
@@ -154,7 +162,7 @@ def test_cells_in_splits_that_are_no_whole_blocks() -> None:
     group, fused = grouped(composed, 1, 2600)
     feed(group, [2500])
     found = fused(torch.tensor([[[5]], [[5]]]), torch.tensor([[2500]]), 2600)
-    wanted = torch.stack(group.logits(torch.tensor([[5]]), torch.tensor([[2500]]), 1, 2501, 1))
+    wanted = torch.stack(by_modules(group, torch.tensor([[5]]), torch.tensor([[2500]]), 2501, 1))
     torch.testing.assert_close(found, wanted.float(), atol=0.05, rtol=0)
 
 
@@ -166,7 +174,7 @@ def test_one_row_of_an_expert_that_drafts_has_its_deltas(tmp_path: Path) -> None
     assert fused is not None
     feed(group, [9])
     found = fused(torch.tensor([[[5]]]), torch.tensor([[9]]), 50)
-    (wanted,) = group.logits(torch.tensor([[5]]), torch.tensor([[9]]), 1, 10, 1)
+    (wanted,) = by_modules(group, torch.tensor([[5]]), torch.tensor([[9]]), 10, 1)
     torch.testing.assert_close(found[0], wanted, atol=2e-4, rtol=1e-4)
 
 
@@ -201,7 +209,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
     feed(group, [9, 4])
     token_BT, position_BT = torch.tensor([[5], [6]]), torch.tensor([[9], [4]])
     found = fused(token_BT.expand(2, -1, -1), position_BT, 50)
-    wanted = torch.stack(group.logits(token_BT, position_BT, 2, 10, 1))
+    wanted = torch.stack(by_modules(group, token_BT, position_BT, 10, 1))
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
@@ -209,7 +217,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     composed = composition("llama", tmp_path)
     group, fused = grouped(composed, 2, 50)
-    group.logits(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1)
+    group.logits(TokenBatch(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1))
     before = group.cache.key_RHCD[0][:, :, :50].clone()
     for tokens in (1, 3):
         fused(torch.full((3, 2, tokens), 9), torch.full((2, tokens), -1), 50)
@@ -238,7 +246,7 @@ def test_several_tokens_equal_the_modules(
     found_MBTV = fused(token_BT.expand(3, -1, -1), position_BT, cells)
     buffers = [*group.cache.key_RHCD.values(), *group.cache.value_RHCD.values()]
     written = [buffer[:, :, :-1].clone() for buffer in buffers]
-    wanted_MBTV = torch.stack(group.logits(token_BT, position_BT, slots, min(cells, 120), tokens))
+    wanted_MBTV = torch.stack(by_modules(group, token_BT, position_BT, min(cells, 120), tokens))
     real_BT = position_BT >= 0
     torch.testing.assert_close(found_MBTV[:, real_BT], wanted_MBTV[:, real_BT], atol=2e-4, rtol=1e-4)
     assert found_MBTV.isfinite().all()
@@ -272,7 +280,8 @@ def test_speculation_on_fused_passes(kind: str, draft: str, tmp_path: Path, monk
         return plain(self, token_MBT, *rest)
 
     monkeypatch.setattr(FusedDecoder, "__call__", counting)
-    engine = Engine(composed, slots=2, stacked=True, speculation=Speculation(draft, 2, adaptive=False))
+    with stacking():
+        engine = drafting(composed, 2, draft, 2)
     found = engine.generate(prompts, asked)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert max(passes) > 1

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.bench.distribution import draft_always
 from tessellm.bench.models import with_deltas
 from tessellm.decoding.cuda.graphs import GraphSteps
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import attention
-from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.speculation import Speculation
 
 from conftest import build_model, perturbed
@@ -59,11 +60,12 @@ def test_drafts_are_verified_in_graphs(kind: str, rule: str, draft: str) -> None
     asked = [Sampling(30, ignore_end=True) if n % 3 else Sampling(30, 1.0, 0.9, n, True) for n in range(14)]
     asked.append(Sampling(200, ignore_end=True))
     for slots in (1, 4, 16):
-        engine = Engine(there, slots=slots, speculation=Speculation(draft, adaptive=slots == 4))
+        plain = Engine(there, slots=slots, speculation=Speculation(draft))
+        engine = plain if slots == 4 else draft_always(plain, 8)
         found = engine.generate(given, asked)
         assert not unexcused(here, [r for r in found if r.sampling.temperature == 0])
-        plain = Engine(there, slots=slots).generate(given, asked)
-        same = sum(one == other for one, other in zip(texts(found), texts(plain), strict=True))
+        without = Engine(there, slots=slots).generate(given, asked)
+        same = sum(one == other for one, other in zip(texts(found), texts(without), strict=True))
         assert same >= len(given) - 1  # a near tie may fall the other way
         assert engine.speculator is not None
         assert engine.speculator.accepted > 0
@@ -76,8 +78,8 @@ def test_what_was_prepared_is_not_captured_in_the_middle_of_a_text(draft: str) -
     engine = Engine(there, slots=4, speculation=Speculation(draft))
     assert engine.speculator is not None
     engine.generate(given[:1], Sampling(2))
-    engine.speculator.prepare(max(map(len, given)), 120, "greedy")
-    engine.steps.ready_prompts(list(map(len, given)), "greedy")
+    engine.speculator.prepare(max(map(len, given)), 120, TokenChoice.GREEDY)
+    engine.steps.ready_prompts(list(map(len, given)), TokenChoice.GREEDY)
     prepared = set(engine.steps.graph_seconds)
     assert all(seconds > 0 for seconds in engine.steps.graph_seconds.values())
     found = engine.generate(given, asked)
@@ -87,8 +89,8 @@ def test_what_was_prepared_is_not_captured_in_the_middle_of_a_text(draft: str) -
 
 def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
     here, there = pair("llama", "evidence", fused=False)
-    engine = Engine(there, slots=4, speculation=Speculation("member:base", 4, adaptive=False))
-    assert all(group.fused is None for group in engine.state.groups)
+    engine = draft_always(Engine(there, slots=4, speculation=Speculation("member:base")), 4)
+    assert all(group.fused is None for group in engine.steps.work.groups)
     assert not unexcused(here, engine.generate(prompts(6, 60), Sampling(12, ignore_end=True)))
 
 
@@ -101,7 +103,7 @@ def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch
     for masked, chunk in ((True, 2048), (False, 2048), (False, 32)):
         monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
         engine = Engine(model, slots=4)
-        engine.prefill.chunk = chunk
+        engine.schedule.chunk = chunk
         found.append(torch.tensor([request.logprobs for request in engine.generate(texts, asked)]))
         monkeypatch.undo()
     for other in found[1:]:
@@ -124,7 +126,7 @@ def test_weighted_rules_are_captured() -> None:
             tessellm.compose(m.base, {n: m.member(n) for n in "ab"}, rule=rule, weights={"a": 0.5})
             for m in (here, there)
         ]
-        engine = Engine(weighted[1], slots=2, compiled=False, speculation=Speculation("lookup", 2, adaptive=False))
+        engine = draft_always(Engine(weighted[1], slots=2, compiled=False, speculation=Speculation("lookup")), 2)
         assert not unexcused(weighted[0], engine.generate(prompts(3, 40), Sampling(8, ignore_end=True)))
 
 
@@ -160,7 +162,7 @@ def test_prepared_prompts_are_not_captured_again() -> None:
     running = engine.submit(given[1], Sampling(30, ignore_end=True))
     for _ in range(4):
         engine.step()
-    engine.steps.ready_prompts([40], "greedy")
+    engine.steps.ready_prompts([40], TokenChoice.GREEDY)
     prepared = {key for key in engine.steps.graph_seconds if key[0] == "feed"}
     assert {key[1:3] for key in prepared} == {(1, 48), (2, 48), (4, 48)}
     requests = [running, *engine.generate(given, asked)]
@@ -184,3 +186,27 @@ def test_without_memory_for_graphs_prompts_are_read_as_they_are(monkeypatch: pyt
     assert not engine.steps.prompts.on  # type: ignore[attr-defined]
     assert all(request.finish_reason == "length" for request in requests)
     assert not unexcused(here, requests)
+
+
+@pytest.mark.parametrize("draft", [None, "member:a"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "adapters"])
+def test_nothing_of_a_broken_sequence_is_read_again(kind: str, fused: bool, draft: str | None) -> None:
+    """One member reads NaN for one token; slots change hands while passes are on their way."""
+    there = pair(kind, "evidence", fused)[1]
+    broken = "base" if kind == "adapters" else "b"  # adapters have the base's embeddings
+    with torch.no_grad():
+        there.member(broken).get_input_embeddings().weight[7] = torch.nan
+        if there.member(broken).get_output_embeddings().weight.isnan().any():  # tied
+            there.member(broken).get_output_embeddings().weight = torch.nn.Parameter(
+                there.base.lm_head.weight.nan_to_num()
+            )
+    engine = Engine(there, slots=3, speculation=Speculation(draft) if draft else None)
+    clean = [[token if token != 7 else 8 for token in text] for text in prompts(24, 60)]
+    mixed = [text if n % 4 else [*text, 7, *text[:9]] for n, text in enumerate(clean)]
+    for asked in (1, 6):
+        found = engine.generate(mixed, Sampling(asked, ignore_end=True))
+        assert all(f"member {broken!r} computes NaN" in (request.error or "") for request in found[::4])
+        rest = [request for n, request in enumerate(found) if n % 4 and 7 not in request.tokens[:-1]]
+        assert len(rest) > 9
+        assert [request.error for request in rest] == [None] * len(rest)

@@ -13,29 +13,36 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessellm.decoding.cuda import prompt_graphs
-from tessellm.decoding.cuda.prompt_graphs import NARROWEST, PromptGraphs, bucket, cut, nothing, shares
+from tessellm.decoding.cuda.prompt_graphs import (
+    NARROWEST,
+    PromptGraphs,
+    bucket,
+    cut_into_buckets,
+    padding_rows,
+    split_rows,
+)
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.steps import Steps
 
 from decoding_cases import composition, prompts, unexcused
 
 
 class Cut(Steps):
-    """All prompts' ends in pieces, each run as the graph would run it."""
+    """All prompts' ends in parts, each run as the graph would run it."""
 
-    def __init__(self, state: Any, context: int):
-        super().__init__(state, context)
-        self.prompts, self.shapes = PromptGraphs(state), set[tuple[int, int]]()
+    def __init__(self, work: Any, context: int):
+        super().__init__(work, context)
+        self.prompts, self.shapes = PromptGraphs(work), set[tuple[int, int]]()
 
     def prefill(
-        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, how: str | None, special: Any = None
+        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, choice: TokenChoice, special: Any = None
     ) -> None:
-        assert how is not None
-        for piece in cut(slots, token_BT, position_BT):
-            self.prompts.put(piece, self.on_device)
-            self.prompts.feed(piece.rows, piece.width, min(self.context, bucket(piece.stop)), how)
-            self.shapes.add((piece.rows, piece.width))
+        assert choice is not TokenChoice.NONE
+        for part in cut_into_buckets(slots, token_BT, position_BT):
+            self.prompts.put(part, self.on_device)
+            self.prompts.feed(part.rows, part.width, min(self.context, bucket(part.stop)), choice)
+            self.shapes.add((part.rows, part.width))
 
 
 @pytest.mark.parametrize("rule", ["evidence", "product"])
@@ -48,7 +55,7 @@ def test_padded_prompts_are_read_as_they_are(kind: str, rule: str, tmp_path: Pat
     asked = [Sampling(3 + n % 4, (0.0, 1.0)[n % 2], seed=n, ignore_end=True) for n in range(len(given))]
     for slots in (1, 7):
         plain, engine = Engine(model, slots=slots), Engine(model, slots=slots)
-        engine.steps = engine.prefill.steps = steps = Cut(engine.state, engine.context)
+        engine.steps = steps = Cut(engine.steps.work, engine.context)
         expected, found = plain.generate(given, asked), engine.generate(given, asked)
         assert len(steps.shapes) > 2
         assert [r.tokens for r in found] == [r.tokens for r in expected]
@@ -60,16 +67,16 @@ def test_padded_prompts_are_read_as_they_are(kind: str, rule: str, tmp_path: Pat
 
 @given(number=st.integers(1, 10_000))
 def test_buckets_and_shares(number: int) -> None:
-    assert sum(own for own, _ in shares(number)) == number
-    assert all(rows & (rows - 1) == 0 and own <= rows <= own * 4 / 3 for own, rows in shares(number))
-    assert len(shares(number)) <= number.bit_length()
+    assert sum(own for own, _ in split_rows(number)) == number
+    assert all(rows & (rows - 1) == 0 and own <= rows <= own * 4 / 3 for own, rows in split_rows(number))
+    assert len(split_rows(number)) <= number.bit_length()
     assert number <= bucket(number) < max(1.5 * number, NARROWEST + 1)
     assert bucket(number) % 8 == 0
 
 
 def test_few_buckets_and_pieces() -> None:
-    assert [shares(n) for n in (1, 2, 3, 5, 7)] == [[(1, 1)], [(2, 2)], [(3, 4)], [(4, 4), (1, 1)], [(7, 8)]]
-    assert shares(11) == [(8, 8), (3, 4)]
+    assert [split_rows(n) for n in (1, 2, 3, 5, 7)] == [[(1, 1)], [(2, 2)], [(3, 4)], [(4, 4), (1, 1)], [(7, 8)]]
+    assert split_rows(11) == [(8, 8), (3, 4)]
     assert sorted({bucket(n) for n in range(1, 1025)}) == [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
@@ -80,9 +87,9 @@ def test_pieces_hold_every_row_once_at_its_own_width() -> None:
     for b, count in enumerate(counts):
         position_BT[b, 60 - count :] = torch.arange(100, 100 + count)
         token_BT[b, 60 - count :] = torch.arange(count) + 1000 * b
-    pieces = cut(slots, token_BT, position_BT)
-    assert [(piece.rows, piece.width, piece.stop) for piece in pieces] == [(8, 64, 160), (4, 32, 105)]
-    parts = [piece.given_BX.split([1, piece.width, piece.width], 1) for piece in pieces]
+    parts = cut_into_buckets(slots, token_BT, position_BT)
+    assert [(part.rows, part.width, part.stop) for part in parts] == [(8, 64, 160), (4, 32, 105)]
+    parts = [part.given_BX.split([1, part.width, part.width], 1) for part in parts]
     rows = [row for part in parts for row in zip(*part, strict=True)]
     assert all(map(torch.equal, rows[-1], rows[-2]))  # there are eleven, and room for twelve
     for b, (slot, token_T, position_T) in enumerate(rows[:-1]):
@@ -97,33 +104,33 @@ def test_padding_alone_changes_no_cell_of_a_slot(tmp_path: Path) -> None:
     """A graph may be captured while texts are written: their cells stay as they are."""
     engine = Engine(composition("llama", tmp_path), slots=4)
     engine.generate(prompts(4, 30), Sampling(4))
-    passes = PromptGraphs(engine.state)
-    (group,) = [g for g in engine.state.groups if 0 in g.members]
+    passes = PromptGraphs(engine.steps.work)
+    (group,) = [g for g in engine.steps.work.groups if 0 in g.members]
     before = [buffer[:, :, :-1].clone() for buffer in group.cache.key_RHCD.values()]
-    piece = nothing(4, 40)
+    part = padding_rows(4, 40)
     with torch.inference_mode():
-        passes.put(piece, lambda part: part)
-        passes.feed(piece.rows, piece.width, 64, "greedy")
+        passes.put(part, lambda part: part)
+        passes.feed(part.rows, part.width, 64, TokenChoice.GREEDY)
     after = [buffer[:, :, :-1] for buffer in group.cache.key_RHCD.values()]
     assert before
     assert all(map(torch.equal, before, after))
 
 
 def test_what_is_worth_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).state)
-    assert seen.takes(nothing(4, 256))
-    assert not seen.takes(nothing(4, 257))
-    numbers = seen.state.row_numbers * (seen.state.rule.window + 1)
+    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
+    assert seen.takes(padding_rows(4, 256))
+    assert not seen.takes(padding_rows(4, 257))
+    numbers = seen.work.row_numbers * (seen.work.voice.rule.window + 1)
     monkeypatch.setattr(prompt_graphs, "MOST_NUMBERS", 2 * numbers)
-    assert seen.takes(nothing(2, 256))
-    assert not seen.takes(nothing(4, 256))
-    seen.on = False
-    assert not seen.takes(nothing(1, 1))
+    assert seen.takes(padding_rows(2, 256))
+    assert not seen.takes(padding_rows(4, 256))
+    seen.turn_off()
+    assert not seen.takes(padding_rows(1, 1))
 
 
 def test_a_shape_is_known_once_it_was_run(tmp_path: Path) -> None:
-    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).state)
-    shapes = [(2, 32, 256, "greedy"), (1, 32, 256, "greedy")]
+    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
+    shapes = [(2, 32, 256, TokenChoice.GREEDY), (1, 32, 256, TokenChoice.GREEDY)]
     assert not seen.met(shapes)
     seen.note(shapes[:1])
     assert not seen.met(shapes)

@@ -9,7 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tessellm.decoding.members.stacked_norm import StackedNorm
-from tessellm.decoding.members.stacking import Apart
+from tessellm.decoding.members.stacking import PerMember
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -24,7 +24,7 @@ def test_equals_the_members(kind: type[nn.Module], shape: tuple[int, ...], dtype
     x = torch.randn(shape).to(dtype)
     stacked = StackedNorm(norms)
     for _ in range(2):
-        torch.testing.assert_close(stacked(x), Apart(norms)(x), rtol=0, atol=0)
+        torch.testing.assert_close(stacked(x), PerMember(norms)(x), rtol=0, atol=0)
 
 
 def test_other_norms_are_left_apart() -> None:

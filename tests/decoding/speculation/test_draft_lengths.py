@@ -19,9 +19,9 @@ class Priced:
 
     def __init__(self, engine: Engine, drafting: float, verifying: float):
         self.now, steps = 0.0, engine.steps
+        prices = {"draft": lambda length: drafting * length, "verify": lambda length: 1 + verifying * length}
         self._charge(steps, "decode", lambda *given: 1.0)
-        self._charge(steps, "draft", lambda *given: drafting * given[2])
-        self._charge(steps, "verify", lambda *given: 1 + verifying * given[2])
+        self._charge(steps, "run", lambda name, run, rows, length, *given: prices[name](length))
         engine.speculator.pace.clock = lambda: self.now  # type: ignore[union-attr]
 
     def _charge(self, steps: Any, name: str, price: Any) -> None:
@@ -68,14 +68,14 @@ def test_compiling_and_capturing_are_no_cost_of_a_length() -> None:
     """A graph is captured whenever texts outgrow their cells: that must not scare a length away."""
     engine = Engine(agreeing(1e-5), slots=4, speculation=Speculation("member:base"))
     clock = Priced(engine, drafting=0.3, verifying=0.1)
-    inner, steps, seen = engine.steps.verify, engine.steps, set()
+    inner, steps, seen = engine.steps.run, engine.steps, set()
 
-    def captured(*given: Any) -> None:
-        if (new := (given[2], given[3] // 16)) not in seen:
+    def captured(name: str, run: Any, rows: int, length: int, cells: int, choice: Any) -> None:
+        if name == "verify" and (new := (length, cells // 16)) not in seen:
             seen.add(new)
             clock.now, steps.prepared_seconds = clock.now + 1e4, steps.prepared_seconds + 1e4
-        inner(*given)
+        inner(name, run, rows, length, cells, choice)
 
-    engine.steps.verify = captured  # type: ignore[method-assign]
+    engine.steps.run = captured  # type: ignore[method-assign]
     engine.generate(prompts(4, 20), Sampling(max_new_tokens=100, ignore_end=True))
     assert (clock.now - steps.prepared_seconds) / 100 < 0.7

@@ -14,16 +14,15 @@ from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import drafts
 from tessellm.decoding.speculation.drafts import (
-    FORGET_CHANGES,
+    KEEP_CHANGES,
     LONGEST_MATCH,
     MOST_MISSES,
     MOST_PLACES,
     SHORTEST_COPY,
-    Lookup,
-    Text,
-    room,
+    LookupDrafter,
+    LookupText,
 )
-from tessellm.decoding.speculation.pace import Count
+from tessellm.decoding.speculation.pace import AcceptanceCount
 
 
 def slow_search(tokens: list[int], most: int) -> tuple[int, int]:
@@ -57,7 +56,7 @@ def slow_match(tokens: list[int], most: int) -> tuple[int, int, list[int]]:
             pairs = pairs[: len(pairs) - misses]
             source, misses = start if size >= SHORTEST_COPY else -1, 0
     size, start = slow_search(tokens, most) if source < 0 else (-1 - misses, source)
-    trust = sum((1 if made else -1) * FORGET_CHANGES**age for age, made in enumerate(reversed(again)))
+    trust = sum((1 if made else -1) * KEEP_CHANGES**age for age, made in enumerate(reversed(again)))
     changes = dict(pairs[: len(pairs) - misses]) if source >= 0 and trust >= 0 else {}
     following = [tokens[start + i % (len(tokens) - start)] for i in range(4)] if tokens else []
     return size, start, [changes.get(token, token) for token in following]
@@ -81,7 +80,7 @@ def changed_copies(draw: st.DrawFn) -> list[int]:
     most=st.sampled_from([MOST_PLACES, 3, 1]),
 )
 def test_finds_what_a_search_of_the_whole_text_finds(tokens: list[int], cut: int, most: int) -> None:
-    text = Text()
+    text = LookupText()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "MOST_PLACES", most)
         text.grow(tokens[:cut])
@@ -111,7 +110,7 @@ def contrived(count: int, others: Iterator[int]) -> list[int]:
 
 @pytest.mark.parametrize("between", [(3,), (1, 3, 2), (4, 3, 5)])
 def test_no_token_takes_more_looks_the_longer_the_text_is(between: tuple[int, ...]) -> None:
-    text = Text()
+    text = LookupText()
     text.tokens = watched = Watched()
     most = 0
     for token in contrived(6000, cycle(between)):
@@ -122,7 +121,7 @@ def test_no_token_takes_more_looks_the_longer_the_text_is(between: tuple[int, ..
 
 
 def test_a_copy_with_changed_tokens_goes_on_behind_them() -> None:
-    text = Text()
+    text = LookupText()
     text.grow([*range(10, 30), 0, 10, 11, 12])
     assert text.match() == (-1, 3)
     text.grow([99])  # not 13
@@ -137,7 +136,7 @@ def test_a_copy_with_changed_tokens_goes_on_behind_them() -> None:
 
 
 def test_a_change_is_made_again_once_the_copy_went_on_behind_it() -> None:
-    text = Text()
+    text = LookupText()
     text.grow([1, 2, 3, 4, 5, 2, 6, 3, 7, 2, 8, 9, 0, 1])
     text.grow([2, 3, 4, 5, 50])
     assert text.follow(text.match()[1], 4) == [6, 3, 7, 2]  # not yet
@@ -151,8 +150,8 @@ def test_a_change_is_made_again_once_the_copy_went_on_behind_it() -> None:
 
 
 def test_changes_that_copies_do_not_make_again_are_not_drafted() -> None:
-    again, source = Count(1.0, 1.0), list(range(1, 9))
-    text, other = Text(again), Text(again)
+    again, source = AcceptanceCount(1.0, 1.0), list(range(1, 9))
+    text, other = LookupText(again), LookupText(again)
     begun = [*source, *source, 0, 1, 2, 30, 4, 5, 6, 7, 8, 1, 2]
     text.grow(begun)
     assert text.follow(text.match()[1], 2) == [30, 4]  # the first time it is hoped for
@@ -163,18 +162,18 @@ def test_changes_that_copies_do_not_make_again_are_not_drafted() -> None:
 
 
 def test_copies_from_there_and_goes_on_with_its_own_copy() -> None:
-    text = Text()
+    text = LookupText()
     text.grow([5, 6, 7, 8, 5, 6])
     assert text.match() == (-1, 2)
     assert text.follow(2, 7) == [7, 8, 5, 6, 7, 8, 5]
 
 
 def test_reads_what_a_request_has_written_since() -> None:
-    lookup, request = Lookup(into=None), Request([1, 2, 3], Sampling(max_new_tokens=4))  # type: ignore[arg-type]
+    lookup, request = LookupDrafter(drafts=None), Request([1, 2, 3], Sampling(max_new_tokens=4))  # type: ignore[arg-type]
     assert lookup.kind(request) is None
     assert lookup.first(request) is None
-    request.receive([1, 2], [0.0, 0.0])
+    request.receive([1, 2], [0.0, 0.0], frozenset())
     assert lookup.kind(request) == -1
     assert lookup.first(request) == 3
-    request.asked = 2
-    assert room(request) == 1
+    request.ask(2)
+    assert request.room == 1

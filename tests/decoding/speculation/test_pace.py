@@ -8,8 +8,7 @@ import pytest
 
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation import Speculation
-from tessellm.decoding.speculation.pace import Chances, Pace, bucket, expected
+from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, bucket, expected
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -53,17 +52,17 @@ def test_a_slow_moment_is_not_held_against_a_length_for_ever() -> None:
     assert chosen[-50:].count(4) > 45
 
 
-def test_chances_follow_the_request_and_begin_with_what_others_had() -> None:
-    chances = Chances()
+def test_rates_follow_the_request_and_begin_with_what_others_had() -> None:
+    rates = AcceptanceRates()
     lucky, unlucky, new = (Request([1], Sampling()) for _ in range(3))
     for _ in range(20):
-        chances.note(lucky, 0, right=4, drafted=4)
-        chances.note(unlucky, 0, right=0, drafted=4)
-    assert chances.of(unlucky, 0) < 0.25 < chances.of(new, 0) < 0.9 < chances.of(lucky, 0)
-    assert chances.of(new, 1) == 0.75  # of another kind, nothing is known
+        rates.note(lucky, 0, accepted=4, drafted=4)
+        rates.note(unlucky, 0, accepted=0, drafted=4)
+    assert rates.rate(unlucky, 0) < 0.25 < rates.rate(new, 0) < 0.9 < rates.rate(lucky, 0)
+    assert rates.rate(new, 1) == 0.75  # of another kind, nothing is known
     for _ in range(3000):
-        chances.fade(unlucky, 0)
-    assert chances.of(unlucky, 0) > 0.6  # it was long ago
+        rates.fade(unlucky, 0)
+    assert rates.rate(unlucky, 0) > 0.6  # it was long ago
 
 
 def test_expected_tokens_and_buckets() -> None:
@@ -79,7 +78,7 @@ def test_where_the_device_tells_its_costs_nothing_is_tried() -> None:
     for chance, best in ((0.95, 8), (0.6, 4), (0.01, 0)):
         pace = Pace((2, 4, 8))
         for length, seconds in device.items():
-            pace.told(4, length, seconds)
+            pace.set_device_time(4, length, seconds)
         chosen = []
         for _ in range(20):
             chosen.append(pace.choose(4, [(chance, 100)] * 4))
@@ -90,16 +89,8 @@ def test_where_the_device_tells_its_costs_nothing_is_tried() -> None:
 def test_steps_that_need_not_wait_hide_the_host() -> None:
     """A draft must beat steps whose host works while the device does, not steps that wait for each other."""
     pace = Pace((2,))
-    pace.told(1, 0, 1.0)
-    pace.told(1, 2, 1.1)
+    pace.set_device_time(1, 0, 1.0)
+    pace.set_device_time(1, 2, 1.1)
     pace.note(1, 2, 2.1)  # the host takes as long as a step
     assert pace.choose(1, [(0.5, 100)]) == 0  # 1.75 tokens in 2.1, against 1 in 1
     assert pace.choose(1, [(0.9, 100)]) == 2  # 2.71
-
-
-def test_lengths() -> None:
-    assert Speculation(longest=6).lengths == (1, 2, 4, 6)
-    on_gpu = {n: Speculation(longest=n).lengths_on_gpu for n in (1, 2, 3, 5, 8, 15, 64)}
-    assert on_gpu == {1: (1,), 2: (2,), 3: (3,), 5: (3,), 8: (3, 7), 15: (3, 7, 15), 64: (3, 7, 15, 31, 63)}
-    always = {n: Speculation(longest=n, adaptive=False).lengths_on_gpu for n in (1, 4, 7, 8)}
-    assert always == {1: (1,), 4: (3, 4), 7: (3, 7), 8: (3, 7, 8)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,13 @@ from torch import Tensor
 
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation import Speculation
-from tessellm.decoding.speculation.verification import Verification
+from tessellm.decoding.speculation import Speculation, verification
+from tessellm.decoding.steps import Steps
 from tessellm.errors import EngineError
 
 from chi_square import chi_square_p_value
-from decoding_cases import KINDS, composition, prompts
-from speculation_cases import Biased, agreeing, replace_verification, texts, tiny
-
-ALWAYS = {"adaptive": False}
+from decoding_cases import KINDS, composition, prompts, stacked_engine, stacking
+from speculation_cases import agreeing, bias, drafting, texts, tiny
 
 
 def greedy(count: int) -> list[Sampling]:
@@ -38,10 +37,11 @@ def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: P
     model = composition(kind, tmp_path, rule=rule)
     stacked = rule == "product"
     asked, given = [*greedy(8), *warm(8)], prompts(16, 70)
-    expected = Engine(model, slots=16, stacked=stacked).generate(given, asked)
+    expected = stacked_engine(model, stacked, slots=16).generate(given, asked)
     expert = list(model.members)[-1]
     for slots, draft in ((1, "lookup"), (4, f"member:{expert}"), (16, "lookup"), (16, "member:base")):
-        engine = Engine(model, slots=slots, stacked=stacked, speculation=Speculation(draft, 5, **ALWAYS))
+        with stacking(stacked):
+            engine = drafting(model, slots, draft, 5)
         found = engine.generate(given, asked)
         assert texts(found) == texts(expected)
         for one, other in zip(found, expected, strict=True):
@@ -55,24 +55,25 @@ def test_rows_keep_different_numbers_of_tokens(rule: str) -> None:
     for asked in (greedy(16), warm(16)):
         expected = Engine(model, slots=16).generate(given, asked)
         for slots, adaptive in ((1, False), (4, True), (16, False)):
-            engine = Engine(model, slots=slots, speculation=Speculation("member:base", adaptive=adaptive))
+            plain = Engine(model, slots=slots, speculation=Speculation("member:base"))
+            engine = plain if adaptive else drafting(model, slots, "member:base")
             assert texts(engine.generate(given, asked)) == texts(expected)
             assert engine.speculator is not None
             assert 0.3 < engine.speculator.accepted / engine.speculator.drafted < 0.99
 
 
-def test_one_count_for_all_rows_would_be_caught() -> None:
+def test_one_count_for_all_rows_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual mistake at batch > 1: what one row accepts is taken for all of them."""
+    accept = verification._accept
 
-    class Shared(Verification):
-        def _accept(self, right_BG: Tensor) -> Tensor:
-            return super()._accept(right_BG).amax(0, keepdim=True).expand(len(right_BG), 1)
+    def shared(right_BG: Tensor) -> Tensor:
+        return accept(right_BG).amax(0, keepdim=True).expand(len(right_BG), 1)
 
     model, given, asked = agreeing(), prompts(8, 60), greedy(8)
     expected = texts(Engine(model, slots=8).generate(given, asked))
-    engine = Engine(model, slots=8, speculation=Speculation("member:base", **ALWAYS))
+    engine = drafting(model, 8, "member:base")
     assert texts(engine.generate(given, asked)) == expected
-    replace_verification(engine, Shared)
+    monkeypatch.setattr(verification, "_accept", shared)
     assert texts(engine.generate(given, asked)) != expected
 
 
@@ -81,8 +82,9 @@ def test_an_end_inside_a_draft_ends_the_text_and_frees_the_slot() -> None:
     asked = Sampling(max_new_tokens=30)
     free_running = texts(Engine(model, slots=4).generate(given, Sampling(max_new_tokens=8, ignore_end=True)))
     ends = frozenset(text[7] for text in free_running)
-    plain, engine = (Engine(model, slots=4, speculation=s) for s in (None, Speculation("member:base", 8, **ALWAYS)))
-    plain.ends = engine.ends = ends
+    plain, engine = Engine(model, slots=4), drafting(model, 4, "member:base")
+    plain.voice = replace(plain.voice, ends=ends)
+    engine.voice = replace(engine.voice, ends=ends)
     expected, found = plain.generate(given, asked), engine.generate(given, asked)
     assert texts(found) == texts(expected)
     assert all(r.finish_reason == "stop" and r.tokens[-1] in ends and not ends & {*r.tokens[:-1]} for r in found)
@@ -90,7 +92,8 @@ def test_an_end_inside_a_draft_ends_the_text_and_frees_the_slot() -> None:
     assert engine.speculator.accepted > sum(len(r.tokens) - 1 for r in found)  # some of them lay behind an end
     longer = [[*r.prompt, *r.tokens[:-1], *range(4, 60)] for r in found]  # begin as the slots' caches do
     fresh = Engine(model, slots=1)
-    fresh.ends, fresh.prefixes.shared = ends, lambda prompt, slot: 0  # type: ignore[method-assign]
+    fresh.voice = replace(fresh.voice, ends=ends)
+    fresh.prefixes.shared = lambda prompt, slot: 0  # type: ignore[method-assign]
     asked = Sampling(max_new_tokens=12)
     assert texts(engine.generate(longer, asked)) == texts(fresh.generate(longer, asked))
     assert engine.prefixes.reused_tokens > 0
@@ -101,7 +104,7 @@ def test_never_more_tokens_than_asked_for() -> None:
     whole = texts(Engine(model, slots=8).generate(given, Sampling(max_new_tokens=14, ignore_end=True)))
     asked = [Sampling(max_new_tokens=1 + i, ignore_end=True) for i in range(14)]
     for draft in ("lookup", "member:e1"):
-        found = Engine(model, slots=8, speculation=Speculation(draft, 8, **ALWAYS)).generate(given, asked)
+        found = drafting(model, 8, draft).generate(given, asked)
         assert texts(found) == [text[: 1 + i] for i, text in enumerate(whole)]
         assert all(r.finish_reason == "length" and len(r.logprobs) == len(r.tokens) for r in found)
 
@@ -110,7 +113,7 @@ def test_a_draft_never_runs_past_the_context() -> None:
     model, given = agreeing(), prompts(3, 20)
     length = max(map(len, given)) + 10
     asked = Sampling(max_new_tokens=10, ignore_end=True)
-    engine = Engine(model, slots=3, context=length, speculation=Speculation("member:base", 8, **ALWAYS))
+    engine = drafting(model, 3, "member:base", context=length)
     assert texts(engine.generate(given, asked)) == texts(Engine(model, slots=3).generate(given, asked))
 
 
@@ -118,7 +121,7 @@ def test_cancel_in_the_middle_leaves_the_others_alone() -> None:
     model, given = agreeing(), prompts(6, 40)
     asked = Sampling(max_new_tokens=24, ignore_end=True)
     expected = texts(Engine(model, slots=4).generate(given, asked))
-    engine = Engine(model, slots=4, speculation=Speculation("member:base", 4, **ALWAYS))
+    engine = drafting(model, 4, "member:base", 4)
     requests = [engine.submit(prompt, asked) for prompt in given]
     for _ in range(2):
         engine.step()
@@ -147,14 +150,14 @@ def p_value(model: Any, engine: Engine, prompt: list[int], length: int, draws: i
 
 
 @pytest.mark.parametrize("draft", ["lookup", "member:base"])
-def test_sampled_texts_have_the_composed_distribution(draft: str) -> None:
+def test_sampled_texts_have_the_composed_distribution(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = tiny(), [0, 1, 2, 3, 0, 1, 2]
-    engine = Engine(model, slots=8, speculation=Speculation(draft, 2, **ALWAYS))
+    engine = drafting(model, 8, draft, 2)
     assert p_value(model, engine, prompt, 3, 1000) > 1e-3
     assert engine.speculator is not None
     assert engine.speculator.accepted > 50
     if draft == "lookup":  # a member's draft is drawn with the text's own noise, so little of the bias would show
-        replace_verification(engine, Biased)
+        bias(engine, monkeypatch)
         assert p_value(model, engine, prompt, 3, 1000) < 1e-9
 
 
@@ -179,15 +182,15 @@ def test_the_command(cli: Any, members_dir: Path, tmp_path: Path) -> None:
 def test_memory_that_runs_out_while_verifying_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = agreeing(), prompts(3, 30)
     asked = Sampling(max_new_tokens=10, ignore_end=True)
-    engine = Engine(model, slots=3, speculation=Speculation("member:base", 4, **ALWAYS))
-    plain = Verification.verify
+    engine = drafting(model, 3, "member:base", 4)
+    plain = Steps.run
 
-    def small(self: Verification, rows: int, *rest: Any) -> None:
-        if rows > 2:
+    def small(self: Steps, name: str, run: Any, rows: int, *rest: Any) -> None:
+        if rows > 2 and name == "verify":
             raise torch.OutOfMemoryError(f"{rows} rows")
-        plain(self, rows, *rest)
+        plain(self, name, run, rows, *rest)
 
-    monkeypatch.setattr(Verification, "verify", small)
+    monkeypatch.setattr(Steps, "run", small)
     found = engine.generate(given, asked)
     assert [r.finish_reason for r in found] == ["length", "length", "error"]
     assert texts(found[:2]) == texts(Engine(model, slots=2).generate(given[:2], asked))
@@ -196,7 +199,5 @@ def test_memory_that_runs_out_while_verifying_ends_one_request(monkeypatch: pyte
 def test_refuses_what_it_cannot_draft_with() -> None:
     with pytest.raises(EngineError, match="'lookup' or 'member:NAME'"):
         Speculation("members")
-    with pytest.raises(EngineError, match="1 to 64"):
-        Speculation(longest=0)
     with pytest.raises(EngineError, match="no member 'e' to draft; did you mean 'e1'"):
         Engine(agreeing(), speculation=Speculation("member:e"))

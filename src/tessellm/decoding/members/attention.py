@@ -16,11 +16,11 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from ...errors import EngineError
-from ..slots import Pass
+from ..slots import SlotPass
 
 NAME = "tessellm_slots"
 LARGEST_HEAD = 256  # of flash attention
-UNKNOWN = ("position_bias", "s_aux", "head_mask")  # of other architectures: they would be left out silently
+UNKNOWN = ("position_bias", "s_aux", "head_mask")  # other architectures pass these: they would be left out silently
 
 
 def slot_attention(
@@ -32,21 +32,21 @@ def slot_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
-    slot_pass: Pass | None = None,
+    slot_pass: SlotPass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Queries [R, heads, T, D] over the cells [R, key-value heads, C, D] of their slots."""
+    """Attend with queries [R, heads, T, D] to the cells [R, key-value heads, C, D] of their slots."""
     if slot_pass is None or any(kwargs.get(name) is not None for name in UNKNOWN):
         raise EngineError(f"{type(module).__name__} needs an attention that the fast path does not have")
     if not getattr(module, "applies_softcap", True):
         softcap = None
     slot_pass.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if softcap is None and _needs_no_mask(query, slot_pass, sliding_window):
+    if query.is_cuda and softcap is None and _needs_no_mask(query, slot_pass, sliding_window):
         return _continue(query, key, value, scale), None
-    if first := slot_pass.first(sliding_window):
+    if sliding_window is not None and (first := slot_pass.first(sliding_window)):
         key, value = key[:, :, first:], value[:, :, first:]
-    if query.device.type == "cpu" and softcap is None:
+    if not query.is_cuda and softcap is None:
         return _attend(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
     mask = slot_pass.mask(sliding_window)
     if query.shape[2] > 1 and softcap is None:
@@ -63,30 +63,32 @@ def slot_attention(
     return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
 
 
-def _needs_no_mask(query: Tensor, slot_pass: Pass, window: int | None) -> bool:
-    """Whether a GPU's fastest attention takes it: half precision, rows alike, nothing too far back to be seen."""
+def _needs_no_mask(query: Tensor, slot_pass: SlotPass, window: int | None) -> bool:
+    """Whether a GPU's fastest attention can take the pass: half precision, rows that begin alike, no cell outside the
+    window."""
     seen = slot_pass.start is not None and (window is None or slot_pass.cells <= window)
     fits = query.dtype.itemsize == 2 and query.shape[-1] <= LARGEST_HEAD
-    return seen and fits and query.shape[2] > 1 and query.device.type == "cuda"
+    return seen and fits and query.shape[2] > 1
 
 
 def _continue(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Tokens that are the last of their cells read all cells before them: [R, T, heads, D]."""
+    """Attend from tokens that are the last of their cells to all cells before them: [R, T, heads, D]."""
     order: Any = causal_lower_right(query.shape[2], key.shape[2])
     shared = query.shape[1] != key.shape[1]
-    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=order, scale=scale, enable_gqa=shared)
-    return found.transpose(1, 2)
+    read = functional.scaled_dot_product_attention(query, key, value, attn_mask=order, scale=scale, enable_gqa=shared)
+    return read.transpose(1, 2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Heads that share keys and values count as more queries, so that those are never repeated: [R, T, heads, D]."""
+    """Attend with the heads that share keys and values as more queries of one head, so that neither is repeated:
+    [R, T, heads, D]."""
     rows, heads, steps, _ = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
         query = query.reshape(rows, key.shape[1], groups * steps, -1)
         bias = bias.repeat(1, 1, groups, 1) if bias is not None and steps > 1 else bias
-    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    return found.reshape(rows, heads, steps, -1).transpose(1, 2)
+    read = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    return read.reshape(rows, heads, steps, -1).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, slot_attention)

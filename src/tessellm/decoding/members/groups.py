@@ -1,4 +1,4 @@
-"""Which members run as one computation, and their log-probabilities for a pass over slots.
+"""Which members run as one computation, and their logits for a pass over slots.
 
 LoRA experts and their base are always one group: the base's weights are read once for all of them. Full fine-tunes of
 one architecture are stacked on a GPU, where one launch for all members is faster than one each; on a CPU they are not.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,110 +18,89 @@ from transformers import PreTrainedModel
 
 from ...model import ComposedForCausalLM
 from ...vocabulary import Alignment
-from ..slots import Pass, SlotCache
+from ..slots import RowOrder, SlotCache, TokenBatch
 from .stacking import can_stack, shares_base, stack
 
 
 class Members(Protocol):
     """What runs members over slots: a Group, or a member as it is (plain.py)."""
 
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # their places in the composition
     cache: Any
 
-    def logits(
-        self,
-        token_BT: Tensor,
-        position_BT: Tensor,
-        slot_B: Tensor | int,
-        cells: int,
-        keep: int,
-        start: int | None = None,
-    ) -> list[Tensor]: ...
+    def logits(self, batch: TokenBatch) -> list[Tensor]:
+        """Compute each member's logits over the shared vocabulary: [B, keep, V] each."""
 
 
 @dataclass
 class Group:
     """Members that run as one module, over one cache."""
 
-    members: tuple[int, ...]  # their places in the composition
+    members: tuple[int, ...]
     module: PreTrainedModel
     alignments: Sequence[Alignment]
     cache: SlotCache
     fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
 
-    def logits(
-        self,
-        token_BT: Tensor,
-        position_BT: Tensor,
-        slot_B: Tensor | int,
-        cells: int,
-        keep: int,
-        start: int | None = None,
-    ) -> list[Tensor]:
-        """Each member's logits over the shared vocabulary, of the last `keep` positions: [B, keep, V] each. `start`:
-        where every row's tokens begin, if all begin there, none is padding, and the cells end with them."""
-        m = len(self.members)
-        if self.fused is not None and isinstance(slot_B, int) and self.fused.takes(*token_BT.shape):
-            token_MBT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments])
-            logits_MBTV = self.fused(token_MBT, position_BT, cells)[:, :, -keep:]
-            return [alignment.to_composed(logits_MBTV[i]) for i, alignment in enumerate(self.alignments)]
-        token_RT = torch.stack([alignment.to_member(token_BT) for alignment in self.alignments], 1).flatten(0, 1)
-        position_RT = position_BT.repeat_interleave(m, 0)
-        if isinstance(slot_B, int):
-            rows: Tensor | int = slot_B * m
+    def logits(self, batch: TokenBatch) -> list[Tensor]:
+        count = len(self.members)
+        if self._same_ids:
+            token_BMT = batch.token_BT[:, None].expand(-1, count, -1)
         else:
-            rows = (slot_B[:, None] * m + torch.arange(m, device=slot_B.device)).flatten()
-        self.cache.now = Pass(position_RT, rows, cells, start)
-        call: Any = self.module
-        output = call(
-            input_ids=token_RT,
-            position_ids=position_RT.clamp_min(0),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            slot_pass=self.cache.now,
-        )
-        logits_BMTV = output.logits.unflatten(0, (-1, m))
-        return [alignment.to_composed(logits_BMTV[:, i]) for i, alignment in enumerate(self.alignments)]
+            token_BMT = torch.stack([each.to_member(batch.token_BT) for each in self.alignments], 1)
+        if self.fused is not None and batch.order is RowOrder.FIRST_SLOTS and self.fused.takes(*batch.token_BT.shape):
+            logits_MBTV = self.fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
+        else:
+            call: Any = self.module
+            now = self.cache.begin(batch)
+            output = call(
+                input_ids=token_BMT.flatten(0, 1),
+                position_ids=now.position_RT.clamp_min(0),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=batch.keep,
+                slot_pass=now,
+            )
+            logits_MBTV = output.logits.unflatten(0, (-1, count)).transpose(0, 1)
+        if self._same_ids:
+            return list(logits_MBTV[..., : self.alignments[0].size])
+        return [each.to_composed(logits_BTV) for each, logits_BTV in zip(self.alignments, logits_MBTV, strict=True)]
+
+    @cached_property
+    def _same_ids(self) -> bool:
+        """Whether every member has the composition's token ids."""
+        return all(each.member_id_V is None and each.silent_U is None for each in self.alignments)
 
 
-def plan(model: ComposedForCausalLM, stacked: bool | None = None) -> list[tuple[int, ...]]:
-    """Which members run together. `stacked` says whether full fine-tunes of one architecture do; None: if on a GPU."""
+def stacks_fine_tunes(model: ComposedForCausalLM) -> bool:
+    """Whether full fine-tunes of one architecture run faster as one computation."""
+    return model.device.type == "cuda"
+
+
+def plan_groups(model: ComposedForCausalLM, stacked: bool) -> list[tuple[int, ...]]:
+    """Sort the members' places into groups. `stacked`: full fine-tunes of one architecture are one group."""
     members = [model.member(name) for name in model.members]
-    adapters = [i for i, member in enumerate(members) if i and shares_base(member, members[0])]
-    together = (0, *adapters)
-    rest = [(i,) for i in range(len(members)) if i not in together]
-    if stacked is None:
-        stacked = model.device.type == "cuda"
-    if stacked and rest:
-        alike = [i for (i,) in rest if can_stack([members[i], members[0]])]
-        if not adapters:
-            together = (0, *alike)
-            rest = [(i,) for (i,) in rest if i not in alike]
-    return [together, *rest]
+    together = [0, *(i for i, member in enumerate(members) if i and shares_base(member, members[0]))]
+    if stacked and len(together) == 1:
+        together += [i for i, member in enumerate(members) if i and can_stack([member, members[0]])]
+    return [tuple(together), *((i,) for i in range(len(members)) if i not in together)]
 
 
-def make_groups(model: ComposedForCausalLM, slots: int, cells: int, stacked: bool | None = None) -> list[Group]:
-    """The groups of a composition, with empty caches."""
-    names = list(model.members)
-    groups = []
-    for places in plan(model, stacked):
-        members = [model.member(names[i]) for i in places]
-        cache = SlotCache(slots, len(places), cells)
-        alignments = [model.alignments[names[i]] for i in places]
-        groups.append(Group(places, stack(members), alignments, cache, _fused(members, cache)))
-    return groups
+def make_groups(model: ComposedForCausalLM, slots: int, cells: int, stacked: bool) -> list[Group]:
+    """Make the groups of a composition, with empty caches."""
+    return [make_group(model, places, SlotCache(slots, len(places), cells)) for places in plan_groups(model, stacked)]
 
 
-def one_member(model: ComposedForCausalLM, name: str, cache: SlotCache) -> Group:
-    """A member by itself."""
-    member = model.member(name)
-    place = list(model.members).index(name)
-    return Group((place,), stack([member]), [model.alignments[name]], cache, _fused([member], cache))
+def make_group(model: ComposedForCausalLM, places: tuple[int, ...], cache: SlotCache) -> Group:
+    """Make one group of the members in these places of the composition."""
+    names = [list(model.members)[place] for place in places]
+    members = [model.member(name) for name in names]
+    alignments = [model.alignments[name] for name in names]
+    return Group(places, stack(members), alignments, cache, _fused(members, cache))
 
 
 def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
-    """Passes over few tokens as few kernels, where there are a GPU, Triton and an architecture that they know."""
+    """Make a decoder of few kernels, where there are a GPU, Triton and an architecture that it knows."""
     if members[0].device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from ..cuda.fused.decoder import fuse
@@ -128,18 +108,9 @@ def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
     return fuse(members, cache)
 
 
-def member_logits(
-    groups: Sequence[Members],
-    token_BT: Tensor,
-    position_BT: Tensor,
-    slot_B: Tensor | int,
-    cells: int,
-    keep: int,
-    start: int | None = None,
-) -> list[Tensor]:
-    """Logits of all members, in the composition's order: [B, keep, V] each."""
-    found: dict[int, Tensor] = {}
+def member_logits(groups: Sequence[Members], batch: TokenBatch) -> list[Tensor]:
+    """Compute the logits of all members, in the composition's order: [B, keep, V] each."""
+    by_place: dict[int, Tensor] = {}
     for group in groups:
-        logits = group.logits(token_BT, position_BT, slot_B, cells, keep, start)
-        found |= dict(zip(group.members, logits, strict=True))
-    return [found[i] for i in range(len(found))]
+        by_place |= zip(group.members, group.logits(batch), strict=True)
+    return [by_place[place] for place in range(len(by_place))]

@@ -21,13 +21,13 @@ class LowRank(nn.Module):
         self.down_RI, self.up_OR = nn.Parameter(down_RI, False), nn.Parameter(up_OR, False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The slow, obvious form: what the batched one is compared with."""
-        found: Tensor = self.base_layer(x) + (x @ self.down_RI.T) @ self.up_OR.T
-        return found
+        """Add the delta in the slow, obvious form, with which the batched one is compared."""
+        y: Tensor = self.base_layer(x) + (x @ self.down_RI.T) @ self.up_OR.T
+        return y
 
 
 def read_low_rank(module: nn.Module) -> LowRank | None:
-    """The module as a low-rank delta on a linear layer; None if it is something else (DoRA, a merged adapter, …)."""
+    """Read a module as a low-rank delta on a linear layer; None if it is something else (DoRA, a merged adapter, …)."""
     if isinstance(module, LowRank):
         return module
     layer: Any = module
@@ -67,5 +67,5 @@ class SharedWithDeltas(nn.Module):
         by_member = x.unflatten(0, (-1, self.members)).transpose(0, 1)  # [M, S, T, in]
         low = torch.bmm(by_member.flatten(1, 2).to(self.down_MIR.dtype), self.down_MIR)
         delta = torch.bmm(low, self.up_MRO).unflatten(1, by_member.shape[1:3]).transpose(0, 1).flatten(0, 1)
-        found: Tensor = self.base_layer(x)
-        return found + delta.to(found.dtype)
+        y: Tensor = self.base_layer(x)
+        return y + delta.to(y.dtype)

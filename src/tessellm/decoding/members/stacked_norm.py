@@ -19,11 +19,11 @@ class StackedNorm(nn.Module):
         self.like = [norms[0]]  # in a list: not a submodule
         gains: list[Tensor] = [norm.get_parameter("weight") for norm in norms]
         self.register_buffer("gain_MN", torch.stack(gains).detach(), persistent=False)
-        self._of_shape: dict[int, nn.Module] = {}
+        self._by_dimensions: dict[int, nn.Module] = {}
 
     @staticmethod
     def fits(norms: Sequence[nn.Module]) -> bool:
-        """Whether these are norms of that kind: Hugging Face's, with a gain and nothing else."""
+        """Whether these are Hugging Face's RMS norms, with a gain and nothing else."""
         plain = all(
             [name for name, _ in norm.named_parameters()] == ["weight"] and not list(norm.buffers()) for norm in norms
         )
@@ -36,15 +36,15 @@ class StackedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.unflatten(0, (-1, self.members))
-        found: Tensor = self._around(rows.ndim)(rows)
-        return found.flatten(0, 1)
+        normed: Tensor = self._norm(rows.ndim)(rows)
+        return normed.flatten(0, 1)
 
-    def _around(self, dimensions: int) -> nn.Module:
-        """The norm, with gains for rows of so many dimensions: [M, 1, …, size]."""
-        if dimensions not in self._of_shape:
+    def _norm(self, dimensions: int) -> nn.Module:
+        """Make the norm with gains for rows of so many dimensions: [M, 1, …, size]."""
+        if dimensions not in self._by_dimensions:
             norm = copy.copy(self.like[0])
             gain_MN: Tensor = self.gain_MN  # type: ignore[assignment]
             gain = gain_MN.view(self.members, *[1] * (dimensions - 3), -1)
             norm._parameters = {"weight": nn.Parameter(gain, requires_grad=False)}
-            self._of_shape[dimensions] = norm
-        return self._of_shape[dimensions]
+            self._by_dimensions[dimensions] = norm
+        return self._by_dimensions[dimensions]

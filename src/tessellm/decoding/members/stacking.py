@@ -29,8 +29,8 @@ from .stacked_linear import StackedLinear
 from .stacked_norm import StackedNorm
 
 
-class Apart(nn.Module):
-    """Modules without a batched form: each sees its own member's rows."""
+class PerMember(nn.Module):
+    """Runs modules without a batched form: each sees its own member's rows."""
 
     def __init__(self, modules: Sequence[nn.Module]):
         super().__init__()
@@ -44,12 +44,12 @@ class Apart(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         rows = x.unflatten(0, (-1, len(self.own)))
-        found = [own(rows[:, m].contiguous(), *args, **kwargs) for m, own in enumerate(self.own)]
-        return torch.stack(found, 1).flatten(0, 1)
+        outputs = [own(rows[:, m].contiguous(), *args, **kwargs) for m, own in enumerate(self.own)]
+        return torch.stack(outputs, 1).flatten(0, 1)
 
 
 def stack(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """One module for the rows of all these members, around their own parameters."""
+    """Make one module for the rows of all these members, around their own parameters."""
     combined = share(members[0])
     combined.config._attn_implementation = attention.NAME
     for module in combined.modules():
@@ -106,7 +106,7 @@ def _stack_children(parent: nn.Module, members: Sequence[nn.Module]) -> None:
 
 
 def _combine(child: nn.Module, own: list[nn.Module]) -> nn.Module | None:
-    """One module in the place of several; None: look at their children."""
+    """Make one module of several; None: look at their children."""
     deltas = [read_low_rank(module) for module in own]
     if any(deltas):
         return _with_deltas(own, deltas)
@@ -116,11 +116,11 @@ def _combine(child: nn.Module, own: list[nn.Module]) -> nn.Module | None:
         return child
     if all(type(module) is nn.Linear for module in own):
         return StackedLinear(own)  # type: ignore[arg-type]
-    return StackedNorm(own) if StackedNorm.fits(own) else Apart(own)
+    return StackedNorm(own) if StackedNorm.fits(own) else PerMember(own)
 
 
 def _check_plain(own: Sequence[nn.Module]) -> None:
-    """A module with children may have parameters besides theirs only if all members share them."""
+    """Refuse a module with children and parameters besides theirs that not all members share."""
     beside = [[id(p) for p in module.parameters(recurse=False)] for module in own]
     if any(ids != beside[0] for ids in beside[1:]):
         raise EngineError(f"{type(own[0]).__name__} has parameters of its own beside its children's: run members apart")
@@ -130,7 +130,7 @@ def _with_deltas(own: list[nn.Module], deltas: list[LowRank | None]) -> nn.Modul
     layers = [module if delta is None else delta.base_layer for module, delta in zip(own, deltas, strict=True)]
     if _same_tensors(layers):
         return SharedWithDeltas(layers[0], deltas)
-    return Apart(own)
+    return PerMember(own)
 
 
 def _same_tensors(modules: Sequence[nn.Module]) -> bool:

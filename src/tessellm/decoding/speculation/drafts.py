@@ -1,69 +1,73 @@
-"""Where drafts come from: the text itself, or one member alone. A draft is a guess; verification decides.
+"""Write drafts: from the text itself, or by one member alone. A draft is a guess; verification decides.
 
-    Lookup   what followed the last time that the text ended as it does now, or comes next in what it is copying;
-             costs nothing
-    Alone    one member decodes by itself, on its own part of the cache, with the noise of the request
+    LookupDrafter   takes what followed the last time that the text ended as it does now, or what comes next in the
+                    passage that it is copying; costs nothing
+    MemberDrafter   lets one member decode by itself, on its own part of the cache, with the noise of the request
 
-Each says what kind of draft it has for a request, so that the chance of being right is learnt for each kind.
+Each says what kind of draft it has for a request, so that the acceptance rate is learnt per kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ...model import ComposedForCausalLM
 from ...rules import working_dtype
-from ..members.groups import one_member
+from ..members.groups import make_group
+from ..passes import Workspace, choose_tokens
 from ..requests import Request
-from ..sampling import choose, uniform
-from ..slots import SlotCache
+from ..sampling import TokenChoice
+from ..slots import RowOrder, SlotCache, TokenBatch
 from ..steps import Steps
-from .pace import Count
-from .verification import Verification
+from .pace import AcceptanceCount
+from .verification import DraftBuffers
 
 LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
-SHORTEST_COPY = 2  # so many that were found are taken for the beginning of a copy
+SHORTEST_COPY = 2  # a match of this many tokens is taken for the beginning of a copy
 MOST_MISSES = 2  # tokens in a row that a copy may change
-FORGET_CHANGES = 0.9  # what the last change, made again or not, leaves of those before it in the count of them
-MOST_PLACES = 64  # the latest of a pair of tokens that are looked at: more would make some texts' time quadratic
+KEEP_CHANGES = 0.9  # weight of earlier changes, made again or not, after each later one
+MOST_PLACES = 64  # latest places of a pair of tokens that are compared: more would make some texts' time quadratic
 
 
 class Drafter(Protocol):
-    """Writes drafts into a verification's buffers."""
+    """Writes drafts into DraftBuffers."""
 
     def read(self, requests: Sequence[Request]) -> None:
-        """The device is reading their prompts now, and the host waits."""
+        """Read prompts while the device reads them and the host waits."""
 
     def kind(self, request: Request) -> int | None:
-        """What kind of draft there is for this request; None: none."""
+        """Name the kind of draft that there is for a request; None: there is none."""
 
     def first(self, request: Request) -> int | None:
-        """The first token of its draft, where that is known without work."""
+        """Look up the first token of a request's draft; None where that takes work."""
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
-        """Drafts of up to `length` tokens for those that run in the first `rows` slots."""
+    def write(
+        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
+    ) -> None:
+        """Write drafts of up to `length` tokens for the requests in the first `rows` slots."""
 
 
-class Text:
-    """A text that grows; where in it each token and pair of tokens was last followed by something; and where it is
-    copying from. A copy that changes a token goes on behind that token, which no run of tokens would find, and is taken
-    to make the same change again (names that are replaced, letters that are exchanged), as long as copies mostly do:
-    `again` counts how often they did, for all texts that share it."""
+class LookupText:
+    """A text that grows, with an index of where each token and pair of tokens last had a successor, and the place that
+    the text is copying from. A copy that changes a token goes on behind that token, which no run of tokens would find,
+    and is expected to make the same change again (names that are replaced, letters that are exchanged), as long as
+    copies mostly do: `repeated` counts how often they did, over all texts that share it."""
 
-    def __init__(self, again: Count | None = None) -> None:
-        self.again = again or Count(1.0, 1.0)
+    def __init__(self, repeated: AcceptanceCount | None = None) -> None:
+        self.repeated = repeated or AcceptanceCount(1.0, 1.0)
         self.tokens: list[int] = []
-        self._after: dict[int, int] = {}  # a token, and the last place behind it
+        self._after: dict[int, int] = {}  # token → the last place behind it
         self._after_pair: dict[tuple[int, int], int] = {}
-        self._before: list[int] = []  # from each place behind a pair to the one before it; −1: none
-        self._found = (0, 0)  # how many tokens of the text's end were found before, and where what came next begins
-        self._source: int | None = None  # what comes next, if the text goes on copying
-        self._misses = 0  # tokens in a row that were not as expected of the copy
-        self._changes: dict[int, int] = {}  # tokens of sources, and what copies wrote in their place the last time
-        self._unsure: list[tuple[int, int]] = []  # such of the last tokens: believed if the copy goes on behind them
+        self._before: list[int] = []  # place behind a pair → the earlier such place; −1: none
+        self._match = (0, 0)  # tokens of the text's end that occur earlier, and the place behind them there
+        self._source: int | None = None  # the place that comes next, if the text goes on copying
+        self._misses = 0  # tokens in a row that differ from the copied passage
+        self._changes: dict[int, int] = {}  # token of a copied passage → what the copy wrote in its place last time
+        self._unsure: list[tuple[int, int]] = []  # changes among the last tokens: kept if the copy goes on behind them
 
     def grow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -71,12 +75,12 @@ class Text:
             self._copy(token)
             self.tokens.append(token)
             if self._source is None or self._misses:
-                self._found = size, start = self._find()
+                self._match = size, start = self._longest_match()
                 if (size >= SHORTEST_COPY and self._source is None) or size == LONGEST_MATCH:
                     self._source, self._misses, self._unsure = start, 0, []
 
     def _note_end(self) -> None:
-        """Something follows the text's end now."""
+        """Index the text's end, which has a successor now."""
         end, before = len(self.tokens), -1
         if end:
             self._after[self.tokens[-1]] = end
@@ -91,7 +95,7 @@ class Text:
         source = self.tokens[self._source]
         change = self._changes.get(source, source)
         if change != source:
-            self.again.add(token == change, 1, FORGET_CHANGES)
+            self.repeated.add(token == change, 1, KEEP_CHANGES)
         if token in (source, change):
             self._changes.update([*self._unsure, (source, token)])
             self._misses, self._unsure = 0, []
@@ -100,8 +104,8 @@ class Text:
             self._unsure.append((source, token))
         self._source = self._source + 1 if self._misses <= MOST_MISSES else None
 
-    def _find(self) -> tuple[int, int]:
-        """The longest end that was seen before, the latest time; of a pair's places, the latest are looked at."""
+    def _longest_match(self) -> tuple[int, int]:
+        """Find the longest end of the text that occurs earlier, at its latest place."""
         tokens, best = self.tokens, (0, 0)
         place = self._after_pair.get((tokens[-2], tokens[-1]), -1) if len(tokens) > 1 else -1
         if place < 0:
@@ -118,39 +122,39 @@ class Text:
         return best
 
     def match(self) -> tuple[int, int]:
-        """What kind of draft there is, and where it begins. 0: none; −1, −2, …: from what is being copied, after none,
-        one, … changed tokens; else how many tokens of the text's end were found before."""
-        return self._found if self._source is None else (-1 - self._misses, self._source)
+        """Name the kind of draft that there is, and the place where it begins. 0: none; −1, −2, …: the passage being
+        copied, after none, one, … changed tokens; else the number of tokens that match."""
+        return self._match if self._source is None else (-1 - self._misses, self._source)
 
     def follow(self, start: int, length: int) -> list[int]:
-        """The tokens from there on, changed as the copy changes them; past the text's end it goes on with the copy."""
+        """Take the tokens from a place on, changed as the copy changes them; past the text's end it repeats itself."""
         period = len(self.tokens) - start
         tokens = self.tokens[start : start + length]
         if length > period:
             tokens = [tokens[i % period] for i in range(length)]
-        if self._source is None or 2 * self.again.right < self.again.judged:
+        if self._source is None or 2 * self.repeated.right < self.repeated.judged:
             return tokens
         return [self._changes.get(token, token) for token in tokens]
 
 
-class Lookup:
+class LookupDrafter:
     """Drafts from the request's own prompt and what it has written."""
 
-    def __init__(self, into: Verification) -> None:
-        self.into, self.again = into, Count(1.0, 1.0)
+    def __init__(self, drafts: DraftBuffers) -> None:
+        self.drafts, self._repeated = drafts, AcceptanceCount(1.0, 1.0)
+        self._texts: WeakKeyDictionary[Request, LookupText] = WeakKeyDictionary()
 
     def read(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.text(request)
 
-    def text(self, request: Request) -> Text:
-        if request.text is None:
-            request.text = Text(self.again)
-            request.text.grow(request.prompt)
-        text: Text = request.text
-        known = len(text.tokens) - len(request.prompt)
-        if known < len(request.tokens):
-            text.grow(request.tokens[known:])
+    def text(self, request: Request) -> LookupText:
+        """Bring the request's text up to date."""
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = LookupText(self._repeated)
+            text.grow(request.prompt)
+        text.grow(request.tokens[len(text.tokens) - len(request.prompt) :])
         return text
 
     def kind(self, request: Request) -> int | None:
@@ -161,28 +165,30 @@ class Lookup:
         size, start = text.match()
         return text.follow(start, 1)[0] if size else None
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
-        into = self.into.draft_SG[:rows]
+    def write(
+        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
+    ) -> None:
+        into = self.drafts.draft_SG[:rows]
         drafts = [[-1] * into.shape[1] for _ in range(rows)]
         for request in running:
             text = self.text(request)
             size, start = text.match()
             if size and request.slot is not None:
-                wanted = min(length, room(request))
+                wanted = min(length, request.room)
                 drafts[request.slot][:wanted] = text.follow(start, wanted)
         steps.put(into, drafts)
 
 
-class Alone:
-    """One member drafts. Its keys and values of the drafts stay where they are: verification writes the same."""
+class MemberDrafter:
+    """Lets one member draft. Its keys and values of the drafts stay where they are: verification writes the same."""
 
-    def __init__(self, model: ComposedForCausalLM, name: str, into: Verification):
-        self.into, self.place = into, list(model.members).index(name)
-        self.home = next(group for group in into.state.groups if self.place in group.members)
+    def __init__(self, model: ComposedForCausalLM, name: str, work: Workspace, drafts: DraftBuffers):
+        self.work, self.drafts, self.place = work, drafts, list(model.members).index(name)
+        self.home = next(group for group in work.groups if self.place in group.members)
         self.group = self.home
         if len(self.home.members) > 1:
             cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
-            self.group = one_member(model, name, cache)
+            self.group = make_group(model, (self.place,), cache)
 
     def read(self, requests: Sequence[Request]) -> None:
         pass
@@ -193,37 +199,30 @@ class Alone:
     def first(self, request: Request) -> int | None:
         return None
 
-    def write(self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, how: str) -> None:
+    def write(
+        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
+    ) -> None:
         rooms = [0] * rows
         for request in running:
             if request.slot is not None:
-                rooms[request.slot] = room(request)
-        steps.put(self.into.room_S[:rows], rooms)
-        steps.draft(self, rows, length, cells, how)
+                rooms[request.slot] = request.room
+        steps.put(self.drafts.room_S[:rows], rooms)
+        steps.run("draft", self.draft, rows, length, cells, choice)
 
-    def draft(self, rows: int, length: int, cells: int, how: str) -> None:
-        """On the device: `length` steps of the member alone, each from the token before."""
-        into, state = self.into, self.into.state
-        token_B, start_B = state.token_S[:rows], state.position_S[:rows]
+    def draft(self, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
+        """Run `length` steps of the member alone, each from the token before; on the device."""
+        drafts, slots = self.drafts, self.work.slots
+        token_B, start_B = slots.token_S[:rows], slots.position_S[:rows]
         for step in range(length):
-            real_B = (start_B >= 0) & (into.room_S[:rows] > step)
-            position_B = torch.where(real_B, start_B + step, -1)
-            (logits_B1V,) = self.group.logits(token_B[:, None], position_B[:, None], rows, cells, 1)
+            real_B = (start_B >= 0) & (drafts.room_S[:rows] > step)
+            position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
+            batch = TokenBatch(token_B[:, None], position_B1, slots.index_S[:rows], cells, 1, RowOrder.FIRST_SLOTS)
+            (logits_B1V,) = self.group.logits(batch)
             logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
-            noise_B = uniform(state.seed_S[:rows], start_B + step + 1)
-            asked = state.temperature_S[:rows], state.top_p_S[:rows], state.top_k_S[:rows]
-            token_B = choose(logp_BV, *asked, noise_B, how)
-            into.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
+            token_B, _ = choose_tokens(slots, logp_BV, slice(rows), start_B + step + 1, choice)
+            drafts.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
 
     def share_cache(self) -> None:
-        """Where members run together, this one's rows of their cache, as they are, without a copy."""
-        own, shared = self.group.cache, self.home.cache
-        if own is not shared and not own.key_RHCD:
-            among, members = self.home.members.index(self.place), shared.members
-            own.key_RHCD = {layer: buffer[among::members] for layer, buffer in shared.key_RHCD.items()}
-            own.value_RHCD = {layer: buffer[among::members] for layer, buffer in shared.value_RHCD.items()}
-
-
-def room(request: Request) -> int:
-    """How many tokens a draft may have: verification adds one more."""
-    return request.sampling.max_new_tokens - request.asked - 1
+        """Take this member's rows of its group's cache, as they are, without a copy."""
+        if self.group.cache is not self.home.cache and not len(self.group.cache):
+            self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))

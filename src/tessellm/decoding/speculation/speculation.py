@@ -10,152 +10,148 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ...errors import EngineError, nearest
 from ...model import ComposedForCausalLM
+from ..buffers import StepResult
+from ..passes import Workspace
 from ..requests import Request
-from ..sampling import how
-from ..state import SlotState
-from ..steps import Steps, Written
-from .drafts import Alone, Drafter, Lookup, room
-from .pace import Chances, Pace
-from .verification import Verification
+from ..sampling import TokenChoice
+from ..steps import DraftPass, Steps
+from .drafts import Drafter, LookupDrafter, MemberDrafter
+from .pace import AcceptanceRates, Pace
+from .verification import DraftBuffers, verify
 
+LENGTHS = (1, 2, 4, 8)  # of drafts; few, since each may be compiled or captured for itself
+LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 PATIENCE = 16  # passes in a row for which drafts did not pay
-CELLS_APART = 64  # that are looked at when all passes are prepared
-REST = 16  # steps after them that think of none
+REST = 16  # steps without drafts after them
+CELLS_APART = 64  # between lengths of text for which passes are prepared
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Who drafts (`lookup`, or `member:NAME`), at most how many tokens, and whether as many as pay or always that."""
+    """Who drafts: `lookup`, or `member:NAME`."""
 
     draft: str = "lookup"
-    longest: int = 8
-    adaptive: bool = True
 
     def __post_init__(self) -> None:
         kind, _, name = self.draft.partition(":")
         if self.draft != "lookup" and not (kind == "member" and name):
             raise EngineError(f"expected draft='lookup' or 'member:NAME'; got {self.draft!r}")
-        if not 1 <= self.longest <= 64:
-            raise EngineError(f"expected drafts of 1 to 64 tokens; got longest={self.longest}")
 
     def check(self, model: ComposedForCausalLM) -> None:
-        """EngineError where the member that is to draft is none of the composition's."""
+        """Raise EngineError where the composition has no such member."""
         if self.member and self.member not in model.members:
             raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
 
     @property
     def member(self) -> str:
-        """The member that drafts; empty where the text itself does."""
+        """Name the member that drafts; empty where the text itself does."""
         return self.draft.partition(":")[2]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Powers of two, and the longest: few, since each may be compiled or captured for itself."""
-        return (*(2**n for n in range(self.longest.bit_length()) if 2**n < self.longest), self.longest)
-
-    @property
-    def lengths_on_gpu(self) -> tuple[int, ...]:
-        """Such that a pass, which has one token more, fills the blocks of rows that kernels compute anyway. None of a
-        single token: a pass over four takes hardly longer than one over two."""
-        full = [2**n - 1 for n in range(2, 7) if 2**n - 1 <= self.longest]
-        if full and self.adaptive:
-            return tuple(full)
-        return (*(length for length in full if length < self.longest), self.longest)
 
 
 class Speculator:
     """Decodes with drafts, for an engine."""
 
-    def __init__(self, wanted: Speculation, model: ComposedForCausalLM, state: SlotState, steps: Steps):
-        self.wanted, self.steps = wanted, steps
-        steps.few_shapes = True  # each is captured for every length
-        self.verification = Verification(state, wanted.longest)
+    def __init__(self, wanted: Speculation, model: ComposedForCausalLM, steps: Steps):
         wanted.check(model)
+        work: Workspace = steps.work
+        self.steps = steps
+        on_cpu = model.device.type == "cpu"
+        self.lengths = LENGTHS if on_cpu else LENGTHS_ON_GPU
+        self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
         self.drafter: Drafter = (
-            Alone(model, wanted.member, self.verification) if wanted.member else Lookup(self.verification)
+            MemberDrafter(model, wanted.member, work, self.drafts) if wanted.member else LookupDrafter(self.drafts)
         )
+        self._passes: dict[str, DraftPass] = {"verify": partial(verify, work, self.drafts)}
+        if isinstance(self.drafter, MemberDrafter):
+            self._passes = {"draft": self.drafter.draft, **self._passes}
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
-        clock = time.thread_time if state.device.type == "cpu" else time.perf_counter
-        self.lengths = wanted.lengths if state.device.type == "cpu" else wanted.lengths_on_gpu
-        self.chances, self.pace = Chances(), Pace(self.lengths, clock)
+        self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
+        self.rates = AcceptanceRates()
         self.passes = self.drafted = self.accepted = 0
-        self._in_vain = self._rest = 0  # passes without drafts in a row; steps until they are thought of again
+        self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
     def awake(self) -> bool:
-        """Whether to think of drafts now. Where they have not paid for a while, steps go on without waiting for one
-        another, and they are thought of again after some."""
+        """Whether to try drafts now. Where they have not paid for a while, steps go on without waiting for one another,
+        and drafts are tried again after some."""
         self._rest = max(0, self._rest - 1)
         return not self._rest
 
-    def decode(self, running: Sequence[Request], rows: int) -> Written:
-        """One pass: at least one token for each request, and as many more as its draft had right."""
-        asked_how = how(r.sampling for r in running)
-        cells = max(len(r.prompt) + r.asked for r in running)
-        for length, seconds in self._ready(rows, cells, asked_how).items():
-            self.pace.told(rows, length, seconds)
+    def decode(self, running: Sequence[Request], rows: int) -> StepResult:
+        """Run one pass: at least one token per request, and as many more as its draft had right."""
+        choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
+        for length, seconds in self._ready(rows, cells, choice).items():
+            self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
-        if length:
-            self.drafter.write(self.steps, running, rows, length, cells + length, asked_how)
-            self.steps.verify(self.verification, rows, length, cells + length, asked_how)
-            came = self.steps.get(self.verification.came_SX[:rows])
-            written = self.verification.read(came, _slots(running))
-        else:
-            written = self._plain(running, rows, cells, asked_how)
+        result = self._run(running, rows, length, choice)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
         self._in_vain = 0 if length else self._in_vain + 1
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
-        for request, kind, tokens in zip(running, kinds, written[0], strict=True):
-            if kind is not None:
+        for request, kind, tokens in zip(running, kinds, result.tokens, strict=True):
+            if kind is not None and tokens:
                 self._learn(request, kind, length, tokens)
-        return written
+        return result
 
-    def prepare(self, prompt: int, new: int, asked_how: str) -> None:
-        """Have every pass ready that prompts of up to so many tokens, and as many new ones, can meet; after the first
+    def _run(self, running: Sequence[Request], rows: int, length: int, choice: TokenChoice) -> StepResult:
+        slots, cells = [r.slot for r in running if r.slot is not None], max(r.cells for r in running)
+        if not length:
+            self.steps.decode(rows, cells, choice)
+            return self.steps.fetch(slots)()
+        self.drafter.write(self.steps, running, rows, length, cells + length, choice)
+        self.steps.run("verify", self._passes["verify"], rows, length, cells + length, choice)
+        result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
+        for request, tokens, broken in zip(running, result.tokens, result.broken, strict=True):
+            if broken >= 0:
+                self._drop_drafts(request, len(tokens))
+        return result
+
+    def _drop_drafts(self, request: Request, kept: int) -> None:
+        """Clear what a draft that a member cannot read left in the caches; where it spoilt its whole row, the request
+        goes on without drafts."""
+        assert request.slot is not None
+        for group in self.steps.work.groups:
+            group.cache.clear(request.slot, request.cells - 1 + kept)
+        if not kept:
+            request.stop_drafts()
+
+    def prepare(self, prompt: int, new: int, choice: TokenChoice) -> None:
+        """Prepare every pass that prompts of up to so many tokens, and as many new ones, can meet; after the first
         text, which shows what state the rule has."""
         with torch.inference_mode():
-            for rows in range(1, len(self.verification.room_S) + 1):
+            for rows in range(1, len(self.drafts.room_S) + 1):
                 for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
-                    self._ready(rows, cells, asked_how)
+                    self._ready(rows, cells, choice)
 
-    def _ready(self, rows: int, cells: int, asked_how: str) -> dict[int, float]:
-        member = self.drafter if isinstance(self.drafter, Alone) else None
-        if member:
-            member.share_cache()
-        return self.steps.ready(self.verification, member, self.lengths, rows, cells, asked_how)
+    def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
+        if isinstance(self.drafter, MemberDrafter):
+            self.drafter.share_cache()
+        return self.steps.ready(self._passes, self.drafts.clear, self.lengths, rows, cells, choice)
 
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
-        able = [(r, kind) for r, kind in zip(running, kinds, strict=True) if kind is not None]
-        if self.wanted.adaptive:
-            hopes = [(self.chances.of(r, kind), room(r)) for r, kind in able]
-            return self.pace.choose(rows, hopes + [(0.0, 0)] * (len(running) - len(able)))
-        most = min(max((room(r) for r, _ in able), default=0), self.lengths[-1])
-        return next(n for n in (0, *self.lengths) if n >= most)
-
-    def _plain(self, running: Sequence[Request], rows: int, cells: int, asked_how: str) -> Written:
-        self.steps.decode(rows, cells, asked_how)
-        return self.steps.fetch(_slots(running))()
+        """Choose the length of the next drafts; requests without a draft have a rate of 0."""
+        pairs = zip(running, kinds, strict=True)
+        return self.pace.choose(
+            rows,
+            [(0.0, 0) if kind is None else (self.rates.rate(request, kind), request.room) for request, kind in pairs],
+        )
 
     def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
-        drafted = min(length, room(request))
+        drafted = min(length, request.room)
         if drafted > 0:
-            right = len(tokens) - 1
-            self.drafted, self.accepted = self.drafted + drafted, self.accepted + right
-            self.chances.note(request, kind, right, drafted)
+            accepted = len(tokens) - 1
+            self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+            self.rates.note(request, kind, accepted, drafted)
         elif (first := self.drafter.first(request)) is not None:  # it would have been right or wrong all the same
-            self.chances.note(request, kind, int(first == tokens[0]), 1)
+            self.rates.note(request, kind, int(first == tokens[0]), 1)
         elif not length:
-            self.chances.fade(request, kind)
-
-
-def _slots(running: Sequence[Request]) -> list[int]:
-    return [request.slot for request in running if request.slot is not None]
+            self.rates.fade(request, kind)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BLOCK_N = 16  # output rows an address stands for
+BLOCK_N = 16  # output rows per address
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Where tensors start: at multiples of 16 bytes, row behind row, which the kernels rely on."""
+    """List where tensors start: at multiples of 16 bytes, row behind row, which the kernels rely on."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError("the rows of a weight do not follow one another")
     if device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in tensors):
@@ -20,7 +20,7 @@ def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def block_addresses(rows: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
-    """For each group: the address of every block of BLOCK_N rows of its tensors, one after another; 0 for none."""
+    """List per group the address of every block of BLOCK_N rows of its tensors, one after another."""
     table = []
     for tensors in rows:
         for tensor in tensors:

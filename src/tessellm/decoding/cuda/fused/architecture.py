@@ -1,4 +1,4 @@
-"""What the fused step must know of an architecture, read off its Hugging Face modules."""
+"""Read off Hugging Face modules what the fused step must know of their architecture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Architecture:
     scaling: float
     softcap: float | None
     final_softcap: float | None
-    windows: tuple[int | None, ...]  # a layer
+    windows: tuple[int | None, ...]  # per layer
 
     @property
     def layers(self) -> int:
@@ -38,7 +38,7 @@ class Architecture:
 
 
 def read_architecture(member: Any) -> Architecture | None:
-    """The architecture of a member whose steps can be fused."""
+    """Read a member's architecture; None if its steps cannot be fused."""
     config = member.config
     activation = ACTIVATIONS.get(str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)))
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -75,7 +75,7 @@ def _window(config: Any) -> int | None:
 
 
 def rotations(member: Any, context: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, rounded as the member rounds them: [context, head size / 2] in float32."""
+    """Compute cosines and sines per position, rounded as the member does: [context, head size / 2] in float32."""
     like = torch.zeros(1, 1, 1, dtype=member.dtype, device=member.device)
     position = torch.arange(context, device=member.device)[None]
     cos, sin = member.model.rotary_emb(like, position)

@@ -1,4 +1,4 @@
-"""Attention of one new token or a few: rotate, write the cache, read it, in one launch; another where cells are
+"""Attend from one new token or a few: rotate, write the cache, read it, in one launch; another where cells are
 split."""
 
 from __future__ import annotations
@@ -92,8 +92,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]
             safe_Q = tl.where(new_top_Q == -float("inf"), 0.0, new_top_Q)
             keep_Q, weight_Q = tl.exp(top_Q - safe_Q), tl.exp(score_Q - safe_Q)
             sum_Q = sum_Q * keep_Q + weight_Q
-            low_found = low_found * keep_Q[:, None] + weight_Q[:, None] * v1.to(CACHE).to(tl.float32)[None, :]
-            high_found = high_found * keep_Q[:, None] + weight_Q[:, None] * v2.to(CACHE).to(tl.float32)[None, :]
+            low_v = weight_Q[:, None] * v1.to(CACHE).to(tl.float32)[None, :]
+            high_v = weight_Q[:, None] * v2.to(CACHE).to(tl.float32)[None, :]
+            if TOKENS > 1:  # a draft that a member cannot read is NaN, and so is zero times it
+                low_v, high_v = tl.where(seen_Q[:, None], low_v, 0.0), tl.where(seen_Q[:, None], high_v, 0.0)
+            low_found, high_found = low_found * keep_Q[:, None] + low_v, high_found * keep_Q[:, None] + high_v
             top_Q = new_top_Q
 
     for start in range(begin, stop, BLOCK_C):

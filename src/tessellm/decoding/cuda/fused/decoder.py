@@ -1,5 +1,5 @@
-"""FusedDecoder: a decoding step of a group of members, or a pass over a few tokens of each sequence, over the group's
-SlotCache. A few launches a layer."""
+"""FusedDecoder: run a decoding step of a group of members, or a pass over a few tokens per sequence, over the group's
+SlotCache, with a few launches per layer."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .layers import MULTIPROCESSORS, TYPES, FusedLinear
 from .low import Low
 from .overlap import overlapping
 
-CELLS_A_SPLIT = 128
-FEWER_CELLS = 64  # a split, where programs are too few for all multiprocessors
+CELLS_PER_SPLIT = 128
+FEWER_CELLS = 64  # cells per split, where programs are too few for all multiprocessors
 MOST_SPLITS = 32
-MOST_ROWS = 64  # of one weight; beyond it, a matrix product of the library's is faster
-MOST_ROWS_OF_SEVERAL = 256  # when drafts are verified, and the modules would launch ten times as much
-FEW_ROWS = 16  # for which a norm is worth doing several times, with a few of the numbers that deltas need each
-PIECE = 4  # those numbers
-MOST_TOKENS = 9  # of one sequence
-FEW_QUERIES = 16  # of one program, which may then read more cells at once, if it has a multiprocessor to itself
-MOST_QUERIES = 128  # of one program: more do not fit into its registers
+MOST_ROWS = 64  # rows per weight in a step; beyond it, a matrix product of the library's is faster
+MOST_DRAFT_ROWS = 256  # rows per weight when drafts are verified, and the modules would launch ten times as much
+FEW_ROWS = 16  # rows for which a norm is repeated by several programs, each with some of the deltas' low-rank input
+PIECE = 4  # numbers of that input per program
+MOST_TOKENS = 9  # tokens per sequence
+FEW_QUERIES = 16  # queries per program, which may then read more cells at once, if it has a multiprocessor to itself
+MOST_QUERIES = 128  # queries per program: more do not fit into its registers
 
 
 class FusedDecoder:
@@ -71,13 +71,13 @@ class FusedDecoder:
         }
 
     def takes(self, slots: int, tokens: int) -> bool:
-        """Whether a pass of this size is one for it: not too many rows, and few tokens of each sequence."""
+        """Whether a pass of this size is fast here: not too many rows, and few tokens per sequence."""
         rows = slots * tokens * (self.members if self.shared else 1)
         fits = self._queries(tokens) <= MOST_QUERIES and tokens <= MOST_TOKENS
-        return fits and rows <= (MOST_ROWS if tokens == 1 else MOST_ROWS_OF_SEVERAL)
+        return fits and rows <= (MOST_ROWS if tokens == 1 else MOST_DRAFT_ROWS)
 
     def __call__(self, token_MBT: Tensor, position_BT: Tensor, cells: int) -> Tensor:
-        """A sequence's real tokens come first, at positions that follow one another; padding, at −1, behind them."""
+        """Compute logits. A sequence's real tokens come first, at positions in a row; padding, at −1, behind them."""
         a, members, slots, tokens = self.architecture, *token_MBT.shape
         count, position_BT = slots * tokens, position_BT.contiguous()  # rows of a member
         x, other_x, h = (torch.empty(members, count, a.hidden, dtype=self.dtype, device=self.device) for _ in range(3))
@@ -93,7 +93,7 @@ class FusedDecoder:
         )  # fmt: skip
 
         def add(y: Tensor, post: Tensor | None, gains: Tensor, reader: FusedLinear) -> Low | None:
-            """x += y, and h = norm(x) for the reader, with what its deltas need of it where rows are few."""
+            """Compute x += y, and h = norm(x) for the reader, with its deltas' low-rank input where rows are few."""
             nonlocal x, other_x
             low, made, table, width = None, h, gains, 0
             if reader.deltas is not None and members * count <= FEW_ROWS:
@@ -120,18 +120,18 @@ class FusedDecoder:
         return self.head(h, low)[0].unflatten(1, (slots, tokens))
 
     def _queries(self, tokens: int) -> int:
-        """Of one sequence that share keys and values, padded to what matrix units take."""
+        """Count the queries of one sequence that share keys and values, padded to what matrix units take."""
         return max(16, triton.next_power_of_2(tokens * self.architecture.heads // self.architecture.kv_heads))
 
     def _attend(
         self, index: int, qkv: Tensor, position_BT: Tensor, cells: int, reader: FusedLinear
     ) -> tuple[Tensor, Low | None]:
-        """What the new tokens find, and what the reader's deltas need of it where cells are split."""
+        """Attend from the new tokens; the reader's deltas' low-rank input comes along where cells are split."""
         a, members, (slots, tokens) = self.architecture, qkv.shape[1], position_BT.shape
         key, value = self.cache.key_RHCD[index], self.cache.value_RHCD[index]
         sequences, queries = members * slots, self._queries(tokens)
-        busy = sequences * a.kv_heads * -(-cells // CELLS_A_SPLIT) >= MULTIPROCESSORS
-        splits = max(1, min(MOST_SPLITS, -(-cells // (CELLS_A_SPLIT if busy else FEWER_CELLS))))
+        busy = sequences * a.kv_heads * -(-cells // CELLS_PER_SPLIT) >= MULTIPROCESSORS
+        splits = max(1, min(MOST_SPLITS, -(-cells // (CELLS_PER_SPLIT if busy else FEWER_CELLS))))
         found = torch.empty(members, slots * tokens, a.heads * a.head_size, dtype=self.dtype, device=self.device)
         parts = torch.empty(2, sequences * a.kv_heads * splits * queries, device=self.device)
         part_found = torch.empty(sequences * a.kv_heads * splits * queries, a.head_size, device=self.device)
@@ -160,7 +160,7 @@ class FusedDecoder:
 
 
 def fuse(members: Sequence[PreTrainedModel], cache: SlotCache) -> FusedDecoder | None:
-    """A fused decoder for these members, or None where their architecture, sizes or adapters are not ones it knows."""
+    """Make a fused decoder for these members; None where it does not know their architecture, sizes or adapters."""
     architectures = {read_architecture(member) for member in members}
     architecture = architectures.pop()
     if architectures or architecture is None or architecture.hidden % BLOCK_N or architecture.vocabulary % BLOCK_N:
@@ -169,7 +169,7 @@ def fuse(members: Sequence[PreTrainedModel], cache: SlotCache) -> FusedDecoder |
         return None
     try:
         return FusedDecoder(members, cache, architecture)
-    except (AttributeError, ValueError):  # a layer with deltas that cannot be batched
+    except (AttributeError, ValueError):  # a layer with deltas that cannot be batched, or are not finite
         return None
 
 

@@ -1,4 +1,4 @@
-"""Low-rank deltas of layers that read the same input, of all members, as kernels find them."""
+"""Low-rank deltas of layers that read the same input, over all members, as kernels find them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from ...members.low_rank import LowRank
 from .addresses import BLOCK_N, block_addresses
 
-MOST_COLUMNS = 64  # of all members' factors in one product
+MOST_COLUMNS = 64  # columns of all members' factors in one product
 
 
 class Low(NamedTuple):
-    """down · x of every row by its own member, in parts whose sum it is."""
+    """The low-rank input: down · x of every row by its own member, in parts whose sum it is."""
 
     numbers_SMBL: Tensor
     deltas: Deltas
@@ -34,8 +34,10 @@ class Deltas:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        """`deltas[m]` holds member m's, one a part; `sizes` the parts' outputs."""
+        """`deltas[m]` holds member m's, one per layer; `sizes` the layers' outputs."""
         given = [delta for own in deltas for delta in own if delta is not None]
+        if not all(factor.isfinite().all() for delta in given for factor in (delta.down_RI, delta.up_OR)):
+            raise ValueError("a delta is not finite: all members' are in one product, and zero times NaN is NaN")
         self.rank = rank = max(16, triton.next_power_of_2(max(len(delta.down_RI) for delta in given)))
         self.members, self.width, self.device = len(deltas), len(sizes) * rank, device
         self.chunk = min(triton.next_power_of_2(self.members * rank), max(MOST_COLUMNS, rank))
@@ -52,5 +54,5 @@ class Deltas:
         self.parts = torch.tensor(numbers, dtype=torch.int32, device=device)  # of every block of outputs
 
     def room(self, parts: int, members: int, slots: int) -> Low:
-        """For what is to be made of that many rows."""
+        """Make room for the low-rank input of that many rows."""
         return Low(torch.empty(parts, members, slots, self.width, device=self.device), self)

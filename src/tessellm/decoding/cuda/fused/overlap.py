@@ -20,7 +20,7 @@ ALLOWED = True  # benchmarks/fused_pass.py measures what it brings
 
 
 def overlapping(device: torch.device, early: bool = True) -> dict[str, Any]:
-    """What a launch is given beside its arguments: whether it lets the next one begin, and whether it begins early."""
+    """Make a launch's settings: whether it lets the next one begin, and whether it begins early itself."""
     able = ALLOWED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"OVERLAP": able, **({"launch_pdl": True} if able and early else {})}
 

@@ -1,0 +1,64 @@
+"""Put an engine's parts together: groups that compute what their members do, and steps for the device they are on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ..errors import EngineError, FastPathError
+from ..model import ComposedForCausalLM
+from .buffers import RuleStates, SlotBuffers
+from .members.groups import Members, make_groups, stacks_fine_tunes
+from .passes import RuleRunner, Workspace, combine, decide
+from .self_check import check, refuse_unknown
+from .steps import Steps
+from .voices import Voice
+
+
+def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool) -> Sequence[Members]:
+    """Make groups that were checked against their members: stacked where that is faster, apart where it is not right.
+    `drafts`: several tokens at once are checked, too."""
+    if getattr(model, "hf_device_map", None):
+        raise FastPathError("the fast path needs all members on one device; these are on several")
+    refuse_unknown(model)
+    try:
+        if stacks_fine_tunes(model):
+            with contextlib.suppress(EngineError):
+                return _checked_groups(model, slots, context, drafts, stacked=True)
+        return _checked_groups(model, slots, context, drafts, stacked=False)
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"{slots} slots of {context} tokens do not fit into the memory of {model.device}: use fewer slots or a "
+            f"smaller context. ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _checked_groups(
+    model: ComposedForCausalLM, slots: int, context: int, drafts: bool, stacked: bool
+) -> Sequence[Members]:
+    groups = make_groups(model, slots, context, stacked)
+    check(model, groups, slots, context, drafts)
+    return groups
+
+
+def make_steps(model: ComposedForCausalLM, groups: Sequence[Members], voice: Voice, slots: int, context: int) -> Steps:
+    """Make steps that run every pass as it is."""
+    runner = RuleRunner(partial(combine, voice.rule), partial(decide, voice.rule), drafts_at_once=True)
+    buffers, numbers = SlotBuffers.empty(slots, model.device), len(model.members) * model.config.vocab_size
+    return Steps(Workspace(groups, voice, runner, buffers, RuleStates(slots), numbers), context)
+
+
+def fast_steps(plain: Steps, compiled: bool, few_shapes: bool) -> Steps:
+    """Make the fastest steps on the same slots. On a GPU passes are captured; there `compiled` compiles the rule, which
+    is many small kernels otherwise, and `few_shapes` prefers some rows more to another number of rows."""
+    if plain.work.slots.token_S.device.type != "cuda":
+        return plain
+    from .cuda.compiled_rule import compiled_runner
+    from .cuda.graphs import GraphSteps
+
+    work = replace(plain.work, runner=compiled_runner(plain.work.voice.rule)) if compiled else plain.work
+    return GraphSteps(work, plain.context, few_shapes)

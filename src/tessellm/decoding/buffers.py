@@ -1,0 +1,122 @@
+"""What the device knows of the slots between passes: tensors, and nothing that computes. passes.py reads and writes
+them; a pass is a function of them alone, so that it can be captured once and replayed.
+
+Shapes: S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .sampling import Sampling
+from .voices import Voice
+
+
+@dataclass(frozen=True)
+class SlotBuffers:
+    """One number per slot and buffer. A position of −1 marks a slot that is not decoding."""
+
+    token_S: Tensor  # chosen last: the next step feeds it
+    position_S: Tensor  # where it will stand
+    logprob_S: Tensor
+    broken_S: Tensor  # a member whose last log-probabilities are NaN; −1: none
+    temperature_S: Tensor
+    top_p_S: Tensor
+    seed_S: Tensor
+    top_k_S: Tensor
+    frequency_S: Tensor
+    presence_S: Tensor
+    index_S: Tensor  # 0, 1, …
+    asked: list[Sampling | None] = field(default_factory=list)  # per slot, what the sampling buffers hold
+    counts: list[Tensor] = field(default_factory=list)  # times that each token was written, [S, V], if one is penalised
+
+    @staticmethod
+    def empty(slots: int, device: torch.device) -> SlotBuffers:
+        index_S, zero_S = torch.arange(slots, device=device), torch.zeros(slots, device=device)
+        none_S = torch.full_like(index_S, -1)
+        return SlotBuffers(
+            token_S=torch.zeros_like(index_S),
+            position_S=none_S,
+            logprob_S=zero_S,
+            broken_S=none_S.clone(),
+            temperature_S=zero_S.clone(),
+            top_p_S=torch.ones_like(zero_S),
+            seed_S=torch.zeros_like(index_S),
+            top_k_S=torch.zeros_like(index_S),
+            frequency_S=zero_S.clone(),
+            presence_S=zero_S.clone(),
+            index_S=index_S,
+            asked=[None] * slots,
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """List the buffers that passes and moves change."""
+        chosen = [self.token_S, self.position_S, self.logprob_S, self.broken_S]
+        asked = [self.temperature_S, self.top_p_S, self.seed_S, self.top_k_S, self.frequency_S, self.presence_S]
+        return [*chosen, *asked, *self.counts]
+
+    def enter(self, slot: int, sampling: Sampling, vocabulary: int) -> None:
+        """Write what a request asks for, as far as the slot does not hold it: each number is a launch on a GPU."""
+        old, buffers = self.asked[slot], {"temperature": self.temperature_S, "top_p": self.top_p_S, "seed": self.seed_S}
+        buffers |= {"top_k": self.top_k_S}
+        buffers |= {"frequency_penalty": self.frequency_S, "presence_penalty": self.presence_S}
+        for name, buffer in buffers.items():
+            if old is None or getattr(old, name) != getattr(sampling, name):
+                buffer[slot] = getattr(sampling, name)
+        self.asked[slot] = sampling
+        if sampling.penalises:
+            if not self.counts:
+                self.counts.append(self.logprob_S.new_zeros(len(self.logprob_S), vocabulary))
+            self.counts[0][slot] = 0.0
+
+    def leave(self, slot: int) -> None:
+        self.position_S[slot] = -1
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a pass chose, on the host: per request its tokens, their log-probabilities, a broken member (−1: none)."""
+
+    tokens: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[float]]
+    broken: Sequence[int]
+
+
+class RuleStates:
+    """What rules remember of their sequences, slot first. Voices whose states are of one kind share buffers, since a
+    slot has one voice at a time. Buffers are made at the first state of their kind."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self._of_kind: dict[tuple[Any, ...], Any] = {}
+        self._kinds: WeakKeyDictionary[Voice, tuple[Any, ...]] = WeakKeyDictionary()
+
+    def read(self, voice: Voice, slots: Any) -> Any:
+        """Take a voice's state in some slots; None where its rule has none."""
+        kind = self._kinds.get(voice)
+        return None if kind is None else type(self._of_kind[kind])(*(buffer[slots] for buffer in self._of_kind[kind]))
+
+    def write(self, voice: Voice, slots: Any, state: Any, unless_B: Tensor | None = None) -> None:
+        """Keep a voice's new state in some slots, but for the rows marked in `unless_B` (with a slice of slots)."""
+        if state is None:
+            return
+        if voice not in self._kinds:
+            kind = (type(state), *((new.shape[1:], new.dtype) for new in state))
+            self._of_kind.setdefault(kind, type(state)(*(new.new_zeros(self.slots, *new.shape[1:]) for new in state)))
+            self._kinds[voice] = kind
+        for buffer, new in zip(self._of_kind[self._kinds[voice]], state, strict=True):
+            if unless_B is None:
+                buffer[slots] = new
+            else:
+                torch.where(unless_B.view(-1, *[1] * (new.ndim - 1)), buffer[slots], new, out=buffer[slots])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [buffer for state in self._of_kind.values() for buffer in state]

@@ -1,0 +1,206 @@
+"""The algorithm, in the order in which a token meets it: `prefill` reads a prompt and chooses its first new token, then
+every `decode_step` adds one token per slot. (`verify`, in speculation/, adds several.)
+
+Each is a function of buffers on the device: nothing is looked at in between, so that it can be captured and replayed.
+What a pass decides is written after all that may run out of memory, so that a pass can be tried again.
+
+Shapes: S slots, B rows of the pass, T tokens per row, M members, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model.rows import slices
+from ..rules import Explanation, Rule, normalised, working_dtype
+from .buffers import RuleStates, SlotBuffers
+from .members.groups import Members, member_logits
+from .sampling import TokenChoice, choose, penalised, uniform
+from .slots import RowOrder, TokenBatch
+from .voices import SpecialRows, Voice
+
+READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
+READ_AT_ONCE_ON_GPU = 1 << 28  # a GiB, of which a rule makes several
+
+Logits = Sequence[Tensor] | Tensor
+Combined = tuple[Tensor, Tensor, Any]  # composed log-probabilities, broken members, the rule's state
+Decided = tuple[Tensor, Tensor, Tensor, Any]  # tokens, their log-probabilities, broken members, the rule's state
+
+
+def combine(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
+    """Run the rule over the members' logits."""
+    logp_MBTV = normalised(logits_M)
+    logp_BTV, state = rule(logp_MBTV, token_BT, mask_BT, state)
+    return logp_BTV, broken_member(logp_MBTV), state
+
+
+def decide(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
+    """Choose the likeliest token after the last position."""
+    logp_MBTV = normalised(logits_M)
+    logp_BTV, state = rule(logp_MBTV, token_BT, mask_BT, state)
+    logprob_B, token_B = logp_BTV[:, -1].max(-1)
+    return token_B, logprob_B, broken_member(logp_MBTV), state
+
+
+def broken_member(logp_MBTV: Tensor) -> Tensor:
+    """Name per row the first member with NaN at any position; −1: none. A softmax over NaN or +∞ is NaN throughout, so
+    that one column tells."""
+    broken_MB = logp_MBTV[..., 0].isnan().any(-1)
+    return torch.where(broken_MB.any(0), broken_MB.int().argmax(0), -1)
+
+
+@dataclass(frozen=True)
+class RuleRunner:
+    """The composition's rule as a device runs it best: `combine` and `decide` of that rule, called or compiled."""
+
+    combine: Callable[..., Combined]
+    decide: Callable[..., Decided]
+    drafts_at_once: bool  # whether all tokens of a draft are read by one call of the rule
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """All that passes work on."""
+
+    groups: Sequence[Members]
+    voice: Voice  # the composition's own
+    runner: RuleRunner
+    slots: SlotBuffers
+    states: RuleStates
+    row_numbers: int  # logits of one position, over all members
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """List all that passes change, but for the members' caches."""
+        return [*self.slots.tensors, *self.states.tensors]
+
+    def move(self, source: int, target: int) -> None:
+        """Move all that is known of a slot, but for its cells, into another."""
+        for buffer in self.tensors:
+            buffer[target] = buffer[source]
+        self.slots.asked[target] = self.slots.asked[source]
+        self.slots.leave(source)
+
+
+def rows_heard(work: Workspace, width: int, choice: TokenChoice, special: SpecialRows | None = None) -> int:
+    """Count the last positions of a prompt whose logits the rules need: their windows, at the prompt's end."""
+    window = special.window if special else work.voice.rule.window
+    return 1 if choice is TokenChoice.NONE else min(width, window + 1)
+
+
+def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: SpecialRows | None = None) -> None:
+    """Feed tokens of prompts, padded on the left; at the prompts' ends also choose their first new tokens."""
+    slots, slot_B = work.slots, batch.slot_B
+    logits_M = member_logits(work.groups, batch)
+    if choice is TokenChoice.NONE:
+        slots.logprob_S[slot_B] = 0.0
+        slots.broken_S[slot_B] = broken_member(normalised([logits[:, -1:] for logits in logits_M]))
+        return
+    fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
+    if special is None:
+        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B)
+    else:
+        logp_BV, broken_B = _nothing_said(logits_M)
+        for voice, rows in special.voices.items():
+            at_B = torch.tensor(rows, device=slot_B.device)
+            heard_M = [logits[at_B] for logits in logits_M]
+            logp_BV[at_B], broken_B[at_B], special.why[voice] = _read_prompt(
+                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B]
+            )
+    position_B = batch.position_BT[:, -1] + 1
+    token_B, logprob_B = choose_tokens(slots, logp_BV, slot_B, position_B, choice)
+    if special is not None:
+        special.observe(logits_M, logp_BV, token_B)
+    slots.token_S[slot_B], slots.logprob_S[slot_B] = token_B, logprob_B.float()
+    slots.broken_S[slot_B], slots.position_S[slot_B] = broken_B, position_B
+    if choice is TokenChoice.PENALISED:  # written, not added: a bucket may hold a row twice
+        slots.counts[0][slot_B, token_B] = (position_B > 0).float()
+
+
+def _read_prompt(
+    work: Workspace, voice: Voice, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor
+) -> tuple[Tensor, Tensor, Explanation]:
+    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state; the last position's
+    log-probabilities, broken members, and why the rule says so."""
+    state: Any = None
+    broken_B = torch.full_like(slot_B, -1)
+    elements = len(logits_M) * logits_M[0][:, :1].numel()
+    most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
+    for start, stop in slices(token_BT.shape[1], elements, most):
+        logp_MBTV = normalised([logits[:, start:stop] for logits in logits_M])
+        logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)
+        broken_B = torch.maximum(broken_B, broken_member(logp_MBTV[:, :, -1:]))
+    work.states.write(voice, slot_B, state)
+    return logp_BTV[:, -1], broken_B, why.map(lambda column: column[:, -1:])
+
+
+def decode_step(
+    work: Workspace, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None
+) -> None:
+    """Add one token to each of the first `rows` slots; their members read so many cells."""
+    slots, states = work.slots, work.states
+    token_B1, position_B1 = slots.token_S[:rows, None], slots.position_S[:rows, None]
+    real_B1, next_B = position_B1 >= 0, position_B1[:, 0] + 1
+    batch = TokenBatch(token_B1, position_B1, slots.index_S[:rows], cells, 1, RowOrder.FIRST_SLOTS)
+    logits_M = member_logits(work.groups, batch)
+    if special is None:
+        before = states.read(work.voice, slice(rows))
+        if choice is TokenChoice.GREEDY:
+            token_B, logprob_B, broken_B, after = work.runner.decide(logits_M, token_B1, real_B1, before)
+        else:
+            logp_B1V, broken_B, after = work.runner.combine(logits_M, token_B1, real_B1, before)
+            token_B, logprob_B = choose_tokens(slots, logp_B1V[:, -1], slice(rows), next_B, choice)
+        states.write(work.voice, slice(rows), after)
+    else:
+        token_B, logprob_B, broken_B = _decode_special(work, special, logits_M, batch, choice)
+    slots.token_S[:rows], slots.logprob_S[:rows] = token_B, logprob_B.float()
+    slots.broken_S[:rows], slots.position_S[:rows] = broken_B, torch.where(real_B1[:, 0], next_B, -1)
+    if choice is TokenChoice.PENALISED:
+        slots.counts[0].index_put_((slots.index_S[:rows], token_B), real_B1[:, 0].float(), accumulate=True)
+
+
+def _decode_special(
+    work: Workspace, special: SpecialRows, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run every voice's rule over its rows, choose, and show observers: tokens, log-probabilities, broken members."""
+    (logp_BV, broken_B), after = _nothing_said(logits_M), []
+    for voice, rows in special.voices.items():
+        at_B = torch.tensor(rows, device=broken_B.device)
+        logp_MB1V = normalised([logits[at_B] for logits in logits_M])
+        said_B1V, state, special.why[voice] = voice.rule.explain(
+            logp_MB1V, batch.token_BT[at_B], batch.position_BT[at_B] >= 0, work.states.read(voice, at_B)
+        )
+        logp_BV[at_B], broken_B[at_B] = said_B1V[:, -1], broken_member(logp_MB1V)
+        after.append((voice, at_B, state))
+    position_B = batch.position_BT[:, -1] + 1
+    token_B, logprob_B = choose_tokens(work.slots, logp_BV, slice(len(broken_B)), position_B, choice)
+    special.observe(logits_M, logp_BV, token_B)
+    for voice, at_B, state in after:
+        work.states.write(voice, at_B, state)
+    return token_B, logprob_B, broken_B
+
+
+def _nothing_said(logits_M: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Make room for log-probabilities [B, V] and broken members [B]."""
+    logp_BV = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0]))
+    return logp_BV, torch.full((len(logp_BV),), -1, device=logp_BV.device)
+
+
+def choose_tokens(
+    slots: SlotBuffers, logp_BV: Tensor, at: Any, position_B: Tensor, choice: TokenChoice
+) -> tuple[Tensor, Tensor]:
+    """Choose the token at a position of each of the slots `at`; its log-probability."""
+    if choice is TokenChoice.GREEDY:
+        logprob_B, token_B = logp_BV.max(-1)
+        return token_B, logprob_B
+    noise_B = uniform(slots.seed_S[at], position_B)
+    said_BV = logp_BV
+    if choice is TokenChoice.PENALISED:
+        said_BV = penalised(logp_BV, slots.counts[0][at], slots.frequency_S[at], slots.presence_S[at])
+    token_B = choose(said_BV, slots.temperature_S[at], slots.top_p_S[at], slots.top_k_S[at], noise_B, choice)
+    return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]

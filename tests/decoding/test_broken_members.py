@@ -1,0 +1,162 @@
+"""A member that computes NaN fails the requests that meet it, by name, and no other request, on every path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.voices import Voice
+from tessellm.rules import make_rule
+
+from conftest import VOCAB, build_model, perturbed, save_lora, save_member
+from decoding_cases import prompts, stacked_engine, stacking, unexcused
+from speculation_cases import agreeing, drafting
+
+DAMAGED = 7  # the token whose embedding is NaN in one member
+NEW = Sampling(max_new_tokens=6, ignore_end=True)
+
+
+def plant(model: Any, name: str, token: int = DAMAGED) -> Any:
+    """Put NaN into one row of a member's embeddings, and nowhere else: output layers are not tied."""
+    with torch.no_grad():
+        model.member(name).get_input_embeddings().weight[token] = torch.nan
+    return model
+
+
+def damaged(kind: str, rule: str, folder: Path) -> Any:
+    """Three members, one of which computes NaN where it reads one token."""
+    base = build_model("llama" if kind == "adapters" else kind, max_position_embeddings=1024, tie_word_embeddings=False)
+    if kind == "adapters":
+        home = save_member(base, folder / "base")
+        paths = {name: str(save_lora(home, folder / name, seed)) for seed, name in enumerate(("a", "b"))}
+        model = tessellm.compose(str(home), paths, rule=rule)
+        return plant(model, "base")
+    return plant(tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule=rule), "b")
+
+
+def clean_prompts(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
+    return [[token if token != DAMAGED else 8 for token in row] for row in prompts(count, longest, seed)]
+
+
+def spoilt(row: list[int], place: int = -1) -> list[int]:
+    row = list(row)
+    row.insert(place % (len(row) + 1), DAMAGED)
+    return row
+
+
+def check_clean(model: Any, requests: list[Any]) -> None:
+    """Those that met the token themselves were told so; all others are right."""
+    fine = []
+    for request in requests:
+        if DAMAGED in request.tokens[:-1]:
+            assert "computes NaN" in (request.error or "")
+        else:
+            assert request.error is None
+            fine.append(request)
+    assert len(fine) >= len(requests) / 2
+    assert not unexcused(model, [request for request in fine if DAMAGED not in request.tokens])
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "adapters"])
+def test_nothing_of_a_broken_sequence_is_read_again(kind: str, stacked: bool, rule: str, tmp_path: Path) -> None:
+    """Requests of all lengths after it in the same slots, beside it in the same pass, and as it fails halfway."""
+    if kind == "gpt2":
+        base = build_model("gpt2", tie_word_embeddings=False)
+        model = plant(tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule=rule), "b")
+    else:
+        model = damaged(kind, rule, tmp_path)
+    engine = stacked_engine(model, stacked, slots=2, context=100)
+    for place in (0, 20, -1):
+        [failed] = engine.generate([spoilt(clean_prompts(1, 2)[0] * 40, place)], NEW)
+        name = "base" if kind == "adapters" else "b"
+        assert failed.finish_reason == "error"
+        assert failed.error == f"member {name!r} computes NaN: its weights are damaged, or overflow in torch.float32"
+        check_clean(model, engine.generate(clean_prompts(12, 40, seed=place + 5), NEW))
+    together = clean_prompts(8, 60, seed=9)
+    mixed = [row if n % 3 else spoilt(row, n) for n, row in enumerate(together)]
+    requests = engine.generate(mixed, NEW)
+    assert all(request.error for request in requests[::3])
+    check_clean(model, [request for n, request in enumerate(requests) if n % 3])
+
+
+@pytest.mark.parametrize("at", [30, 290])
+def test_a_beginning_shared_with_a_broken_prompt_is_fed_anew(at: int, tmp_path: Path) -> None:
+    """Tokens before the broken one in its pass are spoilt with it; whole chunks before that pass are not."""
+    model = damaged("llama", "evidence", tmp_path)
+    shared = [8 + n * n % (VOCAB - 8) for n in range(at)]
+    engine = Engine(model, slots=3)
+    texts = [[*shared, DAMAGED, *[9] * 400], [*shared, *[10] * 40], [*shared, *[11] * 90]]
+    failed, *fine = engine.generate(texts, NEW)
+    assert "member 'b' computes NaN" in (failed.error or "")
+    assert engine.prefixes.reused_tokens >= (256 if at > 256 else 0)
+    check_clean(model, fine)
+    check_clean(model, engine.generate([[*shared, *[12] * 30]], NEW))
+
+
+def test_a_voice_that_does_not_hear_the_broken_member_goes_on_alone(tmp_path: Path) -> None:
+    """A member by itself writes its text although another is broken there, and leaves nothing behind."""
+    model = damaged("llama", "product", tmp_path)
+    engine = Engine(model, slots=2)
+    voice = Voice(make_rule("product", (1.0, 0.0)), frozenset())
+    text = spoilt(clean_prompts(1, 60)[0] * 3, 30)
+    request = engine.submit(text, NEW, voice)
+    while engine.busy:
+        engine.step()
+    written = model.member("a").generate(torch.tensor([text]), max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert request.tokens == written[0, len(text) :].tolist()
+    check_clean(model, engine.generate([*clean_prompts(8, 40), text[:30] + [9] * 30], NEW))
+
+
+@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("draft", ["lookup", "member:base", "member:e1"])
+def test_a_draft_that_a_member_cannot_read_changes_no_text(draft: str, rule: str) -> None:
+    """The damaged token is the base's favourite in many places, and the composition's in few."""
+    model = agreeing(0.03, rule=rule)
+    given = clean_prompts(12, 50)
+    asked = Sampling(max_new_tokens=24, ignore_end=True)
+    expected = Engine(model, slots=4).generate(given, asked)
+    drafted = [token for request in expected for token in request.tokens]
+    token = max(set(drafted), key=drafted.count)
+    plain = Engine(plant(model, "e0", token), slots=4).generate(given, asked)
+    engine = drafting(model, 4, draft)
+    found = engine.generate(given, asked)
+    for one, other in zip(found, plain, strict=True):
+        assert one.tokens == other.tokens or torch.isnan(torch.tensor(one.logprobs[-1]))
+        assert one.error == other.error
+    assert any(request.error for request in found)
+    assert any(request.error is None for request in found)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+def test_overflow_in_half_precision_is_told_and_forgotten(stacked: bool) -> None:
+    """A row of embeddings so large that float16 overflows inside the member."""
+    base = build_model("llama", tie_word_embeddings=False).half()
+    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    with torch.no_grad():
+        model.member("a").get_input_embeddings().weight[DAMAGED] = 65504  # the largest number there is
+        model.member("a").model.layers[0].mlp.down_proj.weight *= 20
+    engine = stacked_engine(model, stacked, slots=2)
+    [failed] = engine.generate([spoilt(clean_prompts(1, 2)[0] * 40, 20)], NEW)
+    assert failed.error == "member 'a' computes NaN: its weights are damaged, or overflow in torch.float16"
+    requests = engine.generate(clean_prompts(12, 40), NEW)
+    assert [request.error for request in requests] == [None] * 12
+
+
+def test_padding_reads_no_token_of_its_own() -> None:
+    """Shorter rows of a pass are padded; with NaN in every row of the table that no prompt has, nothing changes."""
+    base = build_model("llama", tie_word_embeddings=False)
+    model = tessellm.compose(base, {"a": perturbed(base, 1)})
+    for token in range(4):
+        plant(model, "a", token)
+    with stacking():
+        engine = Engine(model, slots=4)
+    requests = engine.generate(clean_prompts(9, 60), Sampling(1))
+    assert [request.error for request in requests] == [None] * 9
