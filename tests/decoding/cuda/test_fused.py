@@ -169,7 +169,7 @@ def test_cells_in_splits_that_are_no_whole_blocks() -> None:
 @torch.no_grad()
 def test_one_row_of_an_expert_that_drafts_has_its_deltas(tmp_path: Path) -> None:
     composed = composition("adapters", tmp_path, layers=1)
-    group = groups.one_member(composed, "e2", SlotCache(1, 1, 50))
+    group = groups.make_group(composed, (list(composed.members).index("e2"),), SlotCache(1, 1, 50))
     fused = fuse([composed.member("e2")], group.cache)
     assert fused is not None
     feed(group, [9])
@@ -298,3 +298,20 @@ def test_many_rows_equal_the_modules(rows: int, out: int, splits: int) -> None:
     assert len(found) == splits
     expected = torch.stack([layer(x) for layer, x in zip(own, x_MBK, strict=True)])
     torch.testing.assert_close(found.sum(0).half(), expected, rtol=0.01, atol=0.01)
+
+
+@torch.no_grad()
+def test_a_token_that_a_member_cannot_read_spoils_none_before_it(tmp_path: Path) -> None:
+    """Nor what an earlier sequence left behind in the slot's cells."""
+    composed = composition("llama", tmp_path, layers=2)
+    group, fused = grouped(composed, 2, 64)
+    feed(group, [9, 9])
+    composed.member("e1").get_input_embeddings().weight[7] = torch.nan
+    alone = fused(torch.tensor([[[5]]]).expand(3, 2, 1), torch.tensor([[9], [9]]), 64)
+    for buffer in (*group.cache.key_RHCD.values(), *group.cache.value_RHCD.values()):
+        buffer[:, :, 12:] = torch.nan
+    found = fused(torch.tensor([[[5, 7], [5, 8]]]).expand(3, 2, 2), torch.tensor([[9, 10], [9, 10]]), 64)
+    torch.testing.assert_close(found[:, :, :1], alone, atol=2e-4, rtol=1e-4)
+    assert found[1, 0, 1].isnan().all()
+    assert found[[0, 2], 0, 1].isfinite().all()
+    assert found[:, 1].isfinite().all()
