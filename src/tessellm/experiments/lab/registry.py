@@ -26,6 +26,7 @@ class Experiment:
     module: str
     summary: str
     paper: str = ""
+    all_cores: bool = False  # its models are large enough to gain from more threads than one
 
 
 EXPERIMENTS = {
@@ -80,6 +81,11 @@ EXPERIMENTS = {
         "table.experiment",
         "the paper's table in miniature: members trained here, merges beside, judged by lm-eval and evalplus",
     ),
+    "real": Experiment(
+        "real.experiment",
+        "real adapters of a real model on real tasks: rules against merges, Arrow and a router",
+        all_cores=True,
+    ),
     "rule-cost": Experiment("rule_cost.experiment", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 
@@ -102,6 +108,7 @@ def run_experiment(name: str, seed: int, out: Path, size: str, log: Callable[[st
     """Run one experiment; NAME.json and its figures are in `out` afterwards. Hands back what NAME.json holds."""
     check_size(size)
     module: Any = importlib.import_module(f"{EXPERIMENTS_PACKAGE}.{EXPERIMENTS[name].module}")
-    with results_folder(out), one_thread() if size == "cpu" else nullcontext():
+    single = size == "cpu" and not EXPERIMENTS[name].all_cores
+    with results_folder(out), one_thread() if single else nullcontext():
         made = module.run(seed, out, size, log)
         return made.write(out) if isinstance(made, Result) else made

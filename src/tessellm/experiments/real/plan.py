@@ -1,0 +1,68 @@
+"""How much is measured: on two cores, and on one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...errors import TessellmError, nearest
+from ...rules import DEFAULT, RULES
+from .skills import DOMAINS, SKILLS
+
+EQ2 = "product"
+SETS = {  # experts that are composed; the last ones are trainings by another seed
+    "six": tuple(SKILLS),
+    "five": DOMAINS,
+    "math+code": ("math", "code"),
+    "six-other": tuple(SKILLS),
+}
+BLENDS = {f"{name}+capitals": (name, "capitals") for name in ("math", "intents", "sql")}
+TWO = "two requests"
+PAIRS = (("sql", "intents"), ("intents", "bash"), ("bash", "math"), ("math", "sql"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One size of the experiment. Numbers of prompts: None for all that there are."""
+
+    read: int | None  # texts per task whose likelihood is measured
+    write: int | None  # prompts per task
+    writing: tuple[str, ...]  # tasks that are written
+    develop: int  # prompts per skill by which merges get their strength
+    develop_by_writing: bool
+    sets: tuple[str, ...]
+    rules: tuple[str, ...]
+    merges: tuple[str, ...]
+    strengths: tuple[float, ...] | None  # that merges are tried with; None: those of each method
+    arrow: tuple[int, ...]  # experts that are heard at once
+    two: int  # prompts per pair of skills
+    batch_size: int
+    numbers: int  # log-probabilities that reading holds at once
+    timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
+    new_tokens: int | None = None  # at most
+
+    def limited(self, prompts: int | None, sets: tuple[str, ...] | None) -> Plan:
+        """The same with fewer prompts, or other sets."""
+        for name in sets or ():
+            if name not in ALL_SETS:
+                raise TessellmError(f"unknown set {name!r}; {nearest(name, ALL_SETS)}")
+        plan = self if sets is None else replace(self, sets=sets)
+        if prompts is None:
+            return plan
+        return replace(
+            plan, read=prompts, write=prompts, develop=min(prompts, plan.develop), two=min(prompts, plan.two)
+        )
+
+
+ALL_SETS = (*SETS, *BLENDS, TWO)
+PLANS = {
+    "cpu": Plan(
+        read=4, write=6, writing=("bash", "intents", "sql", "capitals"), develop=2, develop_by_writing=False,
+        sets=("six",), rules=(DEFAULT, EQ2), merges=("task-arithmetic",), strengths=(0.2, 0.4), arrow=(), two=0,
+        batch_size=6, numbers=1 << 28, timed=0, new_tokens=56,
+    ),
+    "full": Plan(
+        read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
+        rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
+        batch_size=256, numbers=1 << 31, timed=128,
+    ),
+}  # fmt: skip
