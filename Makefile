@@ -46,6 +46,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/trace_overhead.py
 	$(BIN)/python benchmarks/serve_latency.py
 	$(BIN)/python benchmarks/cpu_decoding.py
+	$(BIN)/python benchmarks/import_time.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

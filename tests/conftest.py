@@ -252,10 +252,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("COLUMNS", "160")
         capsys.readouterr()
         code: Any = 0
+        before = signal.getsignal(signal.SIGINT)
         try:
             main()
         except SystemExit as end:
             code = end.code or 0
+        finally:
+            signal.signal(signal.SIGINT, before)
         printed = capsys.readouterr()
         return Ran(code, printed.out, printed.err)
 

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tessellm
 
 SOURCE = Path(tessellm.__file__).parent
 HEAVY = ["vllm", "lm_eval", "evalplus", "mergekit", "fastapi", "uvicorn", "matplotlib", "peft", "typer", "bitsandbytes"]
 
 LIBRARY = [  # the path of a token, upwards: a module imports from its own folder and from those above it in this list
+    "lazy",
     "errors",
     "validation",
     "files",
@@ -152,15 +155,52 @@ def test_rules_import_torch_alone() -> None:
                 assert node.level == 1, path.name
 
 
-def test_importing_is_light_and_registers_with_hugging_face() -> None:
+def printed(code: str) -> str:
+    """The last line that a new interpreter prints."""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import tessellm",
+        "import transformers, tessellm",
+        "from transformers import AutoModelForCausalLM; import tessellm",
+        "import tessellm, importlib.util; importlib.util.find_spec('transformers')",
+        "import tessellm; from transformers.generation.utils import GenerationMixin",
+        "import tessellm.members",
+        "import tessellm.vocabulary",
+        "import tessellm.decoding.engine",
+    ],
+)
+def test_importing_is_light_and_registers_with_hugging_face(first: str) -> None:
+    """Whichever of the two is imported first, and whatever of it."""
     code = f"""
-import json, sys, tessellm
-from transformers import AutoConfig
+import json, sys
+{first}
+from transformers import AutoConfig, AutoModelForCausalLM
 assert AutoConfig.for_model("tessellm").model_type == "tessellm"
+from tessellm import ComposedConfig, ComposedForCausalLM, compose, diagnose
+assert AutoModelForCausalLM._model_mapping[ComposedConfig] is ComposedForCausalLM
+assert compose.__module__ == "tessellm.compose" and diagnose.__module__ == "tessellm.diagnose.diagnosis"
 print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert json.loads(ran.stdout.splitlines()[-1]) == []
+    assert json.loads(printed(code)) == []
+
+
+def test_importing_imports_no_library() -> None:
+    code = "import sys, tessellm; print({'torch', 'transformers', 'numpy', 'rich'} & {*sys.modules} or 'none')"
+    assert printed(code) == "none"
+
+
+def test_what_the_model_is_made_of_does_not_import_transformers() -> None:
+    """Transformers, once imported, has `tessellm.model` imported: what that needs cannot be half imported then."""
+    parts = (imported(path, later=False) for path in (SOURCE / "model").glob("*.py"))
+    needed = set().union(*parts) - {"model"}
+    assert needed
+    named = ", ".join(f"tessellm.{place}" for place in needed)
+    assert printed(f"import sys, {named}; print('transformers' in sys.modules)") == "False"
 
 
 def test_the_public_surface_is_what_it_says() -> None:

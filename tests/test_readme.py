@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tessellm.cli import app
+from tessellm.commands.app import app
 from tessellm.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,61 +1,65 @@
-"""The command line: parse, call, print. Exit codes: 0 done, 1 did not hold or failed, 2 bad usage, 130 Ctrl-C."""
+"""The command line's entry: signals, streams, exit codes. Exit codes: 0 done, 1 did not hold or failed, 2 bad usage,
+130 Ctrl-C. Imports nothing heavy: the libraries come when a command runs."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import typer
-from rich.markup import escape
-from typer.core import TyperGroup
-
-from .commands.bench import bench
-from .commands.compose import compose
-from .commands.demo import demo
-from .commands.diagnose import diagnose
-from .commands.evaluate import evaluate
-from .commands.generate import generate
-from .commands.inspect import inspect
-from .commands.probe import probe
-from .commands.reproduce import reproduce
-from .commands.serve import serve
-from .commands.shared import err
-from .commands.tune import tune
-from .errors import TessellmError
+from .commands.interruption import ctrl_c, hear_ctrl_c, interrupted
+from .lazy import when_imported
 
 
-class Commands(TyperGroup):
-    """Tells of a Ctrl-C, which typer would end at without a word."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            _interrupted(stop)
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (demo, compose, inspect, generate, diagnose, tune, evaluate, probe, bench, reproduce, serve):
-    app.command()(command)
+def main() -> None:
+    """Run a command. Errors of ours become one message and exit code 2."""
+    hear_ctrl_c()
+    before = signal.signal(signal.SIGTERM, _ended)
+    try:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        when_imported("transformers", _be_quiet)
+        _run()
+    except (Exception, KeyboardInterrupt) as error:
+        _explain(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is done: nothing is left to interrupt
 
 
-@app.callback()
-def _options() -> None:
-    """Compose language models that share a base, at decoding time, without training."""
+def _run() -> None:
+    from .commands.app import app
+
+    app()
+
+
+def _explain(error: BaseException) -> NoReturn:
+    """Say what happened, and exit."""
+    from .errors import TessellmError
+
+    if ctrl_c.pressed or isinstance(error, KeyboardInterrupt):  # which a library may have turned into another
+        interrupted(error)
+    if isinstance(error, TessellmError):
+        _say_error(str(error))
+        sys.exit(2)
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    raise error
+
+
+def _say_error(text: str) -> None:
+    from rich.markup import escape
+
+    from .commands.shared import err
+
+    err.print(f"[bold red]error:[/bold red] {escape(text)}", soft_wrap=True)
 
 
 def _be_quiet() -> None:
     """No progress bars of the libraries' where nobody watches, and none of their warnings: errors are ours to word."""
+    import logging
+
     import huggingface_hub.utils
     import transformers.utils.logging
 
@@ -69,33 +73,6 @@ def _be_quiet() -> None:
 def _ended(number: int, _: object) -> None:
     """Told to end: what was being written is cleared away on the way out."""
     sys.exit(128 + number)
-
-
-def _interrupted(stop: KeyboardInterrupt) -> NoReturn:
-    """One line: that it was stopped and, where the work can go on, from where."""
-    if err.is_terminal:
-        err.print()  # the terminal has shown ^C
-    err.print("; ".join(["interrupted", *getattr(stop, "__notes__", ())]), markup=False, soft_wrap=True)
-    sys.exit(128 + signal.SIGINT)
-
-
-def main() -> None:
-    """The entry point: errors of ours become one message and exit code 2."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    before = signal.signal(signal.SIGTERM, _ended)
-    try:
-        _be_quiet()
-        app()
-    except KeyboardInterrupt as stop:
-        _interrupted(stop)
-    except TessellmError as error:
-        err.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

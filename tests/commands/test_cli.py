@@ -279,11 +279,6 @@ def test_ctrl_c_is_told_of_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_is_told_of_before_any_command_begins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessellm.cli._be_quiet", press_ctrl_c)
-    assert cli("inspect", "nowhere") == (130, "", "interrupted\n")
-
-
 def test_a_real_process_is_interrupted(tmp_path: Path) -> None:
     def hears_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job's children do not

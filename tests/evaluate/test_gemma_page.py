@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tessellm.cli import app
+from tessellm.commands.app import app
 from tessellm.evaluate.evaluation import EvaluationPlan
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
+from ..errors import EngineError
 from .shared import (
     NARROW,
     Device,
@@ -54,18 +55,17 @@ def bench(
     figure: Annotated[Path | None, typer.Option(callback=writable, help="Also draw the sweep into this file.")] = None,
 ) -> None:
     """Measure decoding. Example: tessellm bench --shapes llama-512 --experts 2 --batch 1 --batch 8"""
-    import torch
-
-    from ..bench.figure import check_format, draw
-    from ..bench.plan import run
-    from ..errors import EngineError
-    from ..members import dtype_of
-    from ..provenance import environment
-
     if (model is None) == (shapes is None):
         raise EngineError("expected either a composition or --shapes")
     if model is not None and on_command_line(given, ("kind", "rule")):
         raise EngineError("--kind and --rule go with --shapes: a composition has experts and a rule of its own")
+    import torch
+
+    from ..bench.figure import check_format, draw
+    from ..bench.plan import run
+    from ..members import dtype_of
+    from ..provenance import environment
+
     if figure is not None:
         check_format(figure)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

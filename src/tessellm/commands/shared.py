@@ -20,9 +20,9 @@ NARROW: Any = {**PLAIN, "padding": (0, 1, 0, 0)}  # those with many columns
 
 def writable(path: Path | None) -> Path | None:
     """A file that will be written when the work is done: said now if it cannot be."""
-    from ..files import check_file
-
     if path is not None:
+        from ..files import check_file
+
         check_file(path)
     return path
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from ..errors import RecipeError
 from .shared import (
     PLAIN,
     SEEDS,
@@ -61,19 +62,18 @@ def tune(
 
     Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
     """
-    from ..checkpoint import check_target
-    from ..errors import RecipeError
-    from ..provenance import environment
-
     if (development is None) == (not tasks):
         raise RecipeError(
             "expected either texts, to tune by likelihood (tessellm tune MODEL DEV), or tasks, to tune by score "
             "(tessellm tune MODEL --tasks gsm8k); got " + ("both" if tasks else "neither")
         )
+    if self_contained and save is None:
+        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
+    from ..checkpoint import check_target
+    from ..provenance import environment
+
     if save is not None:
         check_target(save)
-    elif self_contained:
-        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
     if development is not None:
         for name in on_command_line(given, WITH_TASKS):
             raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
@@ -140,7 +140,7 @@ def by_score(
 ) -> tuple[Any, Any, str]:
     """The same by score. `settings` say what is searched, `running` how problems are answered."""
     from ..compose import rule_entry
-    from ..errors import RecipeError, require
+    from ..errors import require
     from ..evaluate.runner import Runner
     from ..files import going_on
     from ..rules import LARGEST_WEIGHT
