@@ -35,6 +35,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 torch.set_num_threads(1)
+os.environ["TESSELLM_THREADS"] = "1"  # commands too
 transformers.utils.logging.disable_progress_bar()
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]

@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from errno import ENAMETOOLONG
 from typing import NoReturn
 
 from .commands.interruption import ctrl_c, hear_ctrl_c, interrupted
+from .commands.streams import abandon_stdout, is_of_stdout, prepare_streams
+from .commands.threads import Threads
 from .lazy import when_imported
 
 
@@ -16,9 +19,11 @@ def main() -> None:
     """Run a command. Errors of ours become one message and exit code 2."""
     hear_ctrl_c()
     before = signal.signal(signal.SIGTERM, _ended)
+    prepare_streams()
     try:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         when_imported("transformers", _be_quiet)
+        when_imported("torch", Threads().set)
         _run()
     except (Exception, KeyboardInterrupt) as error:
         _explain(error)
@@ -30,7 +35,11 @@ def main() -> None:
 def _run() -> None:
     from .commands.app import app
 
-    app()
+    try:
+        app()
+    except SystemExit:
+        sys.stdout.flush()  # which may fail
+        raise
 
 
 def _explain(error: BaseException) -> NoReturn:
@@ -42,10 +51,24 @@ def _explain(error: BaseException) -> NoReturn:
     if isinstance(error, TessellmError):
         _say_error(str(error))
         sys.exit(2)
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    if isinstance(error, OSError):
+        _explain_file(error)
     raise error
+
+
+def _explain_file(error: OSError) -> None:
+    """Say what is wrong with standard output, or with a name that no file can have, and exit; else go on."""
+    if isinstance(error, BrokenPipeError):
+        abandon_stdout()
+        sys.exit(1)
+    if is_of_stdout(error):
+        abandon_stdout()
+        _say_error(f"standard output could not be written: {error.strerror}")
+        sys.exit(1)
+    if error.errno == ENAMETOOLONG:
+        name = str(error.filename)
+        _say_error(f"no file or folder has a name of {len(name):,} characters: {name[:40]}…. Choose a shorter one")
+        sys.exit(2)
 
 
 def _say_error(text: str) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.diagnose.shown import LINES, PALETTE, colour, in_terminal, line_style, visible
+from tessellm.diagnose.shown import LINES, PALETTE, colour, in_terminal, line_style
 from tessellm.diagnose.speaking import Terminal, generate_traced
 from tessellm.text.options import TextOptions
+from tessellm.text.visible import visible
 
 from planted import HOSTILE, composition, hostile_tokenizer, prompts
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from ..errors import RecipeError
 from .shared import JsonPath, err, out, write_json
 
 
@@ -21,6 +22,8 @@ def compose(
 
     Example: tessellm compose recipe.yaml -o out
     """
+    if recipe.is_dir():
+        raise RecipeError(_folder_instead(recipe))
     from ..checkpoint import check_target
     from ..recipe import read_recipe
 
@@ -32,3 +35,10 @@ def compose(
     experts = ", ".join(model.config.member_names[1:])
     out.print(f"composed {escape(experts)} on their base → {escape(str(directory))}", soft_wrap=True)
     write_json(json_path, {"directory": str(directory), "members": model.config.members, "notes": model.notes})
+
+
+def _folder_instead(folder: Path) -> str:
+    expected = "Expected a recipe: a YAML or JSON file that names a base and experts, see docs/compose.md"
+    if (folder / "config.json").is_file():
+        expected += f". To see what a composition is made of: tessellm inspect {folder}"
+    return f"{folder} is a folder. {expected}"

@@ -40,8 +40,8 @@ def diagnose(
     """
     from ..diagnose import diagnose as measure
     from ..diagnose.prompts import read_examples
-    from ..diagnose.shown import visible
     from ..files import write_text
+    from ..text.visible import visible
 
     examples, problems = read_examples(prompts, skip_malformed)
     composition = load(model, device, dtype)

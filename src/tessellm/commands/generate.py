@@ -24,6 +24,7 @@ from .shared import (
     out,
     write_json,
 )
+from .streams import OnTerminal
 
 if TYPE_CHECKING:
     from ..text.options import TextOptions
@@ -83,19 +84,22 @@ def generate(
         write_json(json_path, _traced(composition, asked, options, batch_size))
         return
     results = []
+    shown: Any = OnTerminal(sys.stdout)
     for result in generate_texts(
         composition,
         asked,
         options,
         batch_size,
-        stream=sys.stdout if len(asked) == 1 else None,
+        stream=shown if len(asked) == 1 else None,
         engine=engine,
         speculate=speculate,
         note=note,
     ):
         results.append(result)
-        if len(asked) > 1:
+        if len(asked) > 1 and out.is_terminal:
             out.print(f"[bold]{escape(result.prompt)}[/bold]{escape(result.text)}", soft_wrap=True)
+        elif len(asked) > 1:
+            print(result.prompt + result.text)  # as it is
     write_json(json_path, [asdict(result) for result in results])
 
 

@@ -47,7 +47,7 @@ def probe(
     from ..diagnose.probe import fitting
     from ..diagnose.probe import probe as measure
     from ..diagnose.probed import load_any
-    from ..diagnose.shown import visible
+    from ..text.visible import visible
 
     examples, problems = read_labelled(data, skip_malformed)
     loaded, tokenizer = load_any(model, device, dtype)
@@ -67,7 +67,7 @@ def probe(
 
 
 def _table(found: list[Decodability]) -> Table:
-    from ..diagnose.shown import visible
+    from ..text.visible import visible
 
     members = any(row.member for row in found)
     columns: list[Column | str] = [

@@ -11,8 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.text import Text
 
-out, err = Console(highlight=False, emoji=False), Console(stderr=True, highlight=False, emoji=False)
+from ..text.visible import visible
+
+
+class SafeConsole(Console):
+    """A console whose terminal shows the control characters of a text and does nothing else with them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text) if self.is_terminal else text, **options)
+
+
+out, err = SafeConsole(highlight=False, emoji=False), SafeConsole(stderr=True, highlight=False, emoji=False)
 
 PLAIN: Any = {"box": SIMPLE_HEAD, "pad_edge": False, "show_edge": False}  # how tables look
 NARROW: Any = {**PLAIN, "padding": (0, 1, 0, 0)}  # those with many columns

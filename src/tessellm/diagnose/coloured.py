@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..text.visible import visible
 from .interference import interfering, rows_of
-from .shown import colour, line_style, visible
+from .shown import colour, line_style
 from .trace import COMPOSED, Trace, finite
 
 MOST_TOKENS = 20_000  # of all texts that are shown

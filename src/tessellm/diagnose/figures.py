@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from ..text.visible import visible
 from .certificate import Certificate
 from .interference import Interference, Pair
 from .rates import Rate, percent
-from .shown import colour, visible
+from .shown import colour
 
 WIDTH = 520
 LABEL = 130

@@ -15,12 +15,12 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from ..text.visible import visible
 from . import figures
 from .certificate import NEW_TEXT
 from .coloured import MOST_TOKENS, Page, key
 from .interference import rows_of
 from .rates import counted, percent
-from .shown import visible
 from .trace import Trace
 
 if TYPE_CHECKING:

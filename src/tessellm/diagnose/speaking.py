@@ -15,8 +15,9 @@ from ..text.options import TextOptions
 from ..text.prompts import encode_prompts, tokenizer_of
 from ..text.reference import reference_batches
 from ..text.stops import UNFINISHED
+from ..text.visible import visible
 from .recorder import Recorder
-from .shown import in_terminal, visible
+from .shown import in_terminal
 from .trace import Trace, generated
 
 
