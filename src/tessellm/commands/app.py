@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from .. import __version__
 from .bench import bench
@@ -16,6 +16,7 @@ from .evaluate import evaluate
 from .generate import generate
 from .inspect import inspect
 from .interruption import ctrl_c, interrupted
+from .options import GroupedHelp, spread
 from .probe import probe
 from .reproduce import reproduce
 from .serve import serve
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
             interrupted(stop)
 
 
-class Command(TyperCommand):
+class Command(GroupedHelp):
     def invoke(self, ctx: Any) -> Any:
         ctrl_c.begun = True
         return super().invoke(ctx)
@@ -47,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, compose, inspect, generate, diagnose, tune, evaluate, probe, bench, reproduce, serve):
-    app.command(cls=Command)(command)
+    app.command(cls=Command)(spread(command))
 
 
 def _show_version(asked: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,17 @@ Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, 
 SEEDS: Any = {"min": 0, "max": 2**32 - 1}  # past these, torch draws what it draws for another seed
 Seed = Annotated[int, typer.Option(**SEEDS)]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored if not given.")]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the members run"""
+
+    device: Device = None
+    dtype: Dtype = None
+
+    def load(self, model: str) -> Any:
+        return load(model, self.device, self.dtype)
 
 
 def load(model: str, device: str | None, dtype: str | None) -> Any:

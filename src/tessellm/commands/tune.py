@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +16,11 @@ from ..errors import RecipeError
 from .shared import (
     PLAIN,
     SEEDS,
-    Device,
-    Dtype,
     JsonPath,
     ModelPath,
+    Placement,
     as_option,
     err,
-    load,
     numbers,
     on_command_line,
     out,
@@ -30,7 +28,28 @@ from .shared import (
     write_json,
 )
 
-WITH_TASKS = ("rules", "weights", "data", "develop", "output", "batch_size", "engine", "seed")
+
+@dataclass(frozen=True)
+class ByScore:
+    """To tune by score on problems instead of texts"""
+
+    tasks: Annotated[str, typer.Option(help="Tasks that development problems are of; the rest goes with it.")] = ""
+    rules: Annotated[str, typer.Option(help="Rules to choose among.")] = ""
+    weights: Annotated[str, typer.Option(help="Weights to try.")] = "0.5,0.75,1,1.25,1.5"
+    data: Annotated[Path | None, typer.Option(help="Local data, see docs/evaluate.md.")] = None
+    develop: Annotated[int, typer.Option(min=1, help="Development problems per task.")] = 50
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder; a stopped run goes on there.")] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8
+    engine: Annotated[str, typer.Option(help="auto, or reference for the slow path.")] = "auto"
+    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems are for development.")] = 0
+
+
+@dataclass(frozen=True)
+class Saving:
+    """To keep what was found"""
+
+    save: Annotated[Path | None, typer.Option(help="Save the composition with what was found here.")] = None
+    self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False
 
 
 def tune(
@@ -40,74 +59,57 @@ def tune(
         Path | None,
         typer.Argument(metavar="DEV", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
     ] = None,
-    tasks: Annotated[str, typer.Option(help="Tune by score on development problems of these tasks instead.")] = "",
-    rules: Annotated[str, typer.Option(help="With --tasks: rules to choose among.")] = "",
-    weights: Annotated[str, typer.Option(help="With --tasks: weights to try.")] = "0.5,0.75,1,1.25,1.5",
-    data: Annotated[Path | None, typer.Option(help="With --tasks: local data, see docs/evaluate.md.")] = None,
-    develop: Annotated[int, typer.Option(min=1, help="With --tasks: development problems a task.")] = 50,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With --tasks: a folder; a stopped run goes on there.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="With --tasks: problems that are decoded at once.")] = 8,
-    engine: Annotated[str, typer.Option(help="With --tasks: auto, or reference for the slow path.")] = "auto",
-    seed: Annotated[int, typer.Option(**SEEDS, help="With --tasks: which problems are for development.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Save the composition with what was found here.")] = None,
-    self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False,
+    *,
+    score: ByScore,
+    saving: Saving,
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share kept to judge by.")] = 0.25,
-    device: Device = None,
-    dtype: Dtype = None,
+    placement: Placement,
     json_path: JsonPath = None,
 ) -> None:
     """Find the experts' weights, by likelihood or by task score.
 
     Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
     """
-    if (development is None) == (not tasks):
-        raise RecipeError(
-            "expected either texts, to tune by likelihood (tessellm tune MODEL DEV), or tasks, to tune by score "
-            "(tessellm tune MODEL --tasks gsm8k); got " + ("both" if tasks else "neither")
-        )
-    if self_contained and save is None:
-        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
+    _check(given, development, score, saving)
     from ..checkpoint import check_target
     from ..provenance import environment
 
-    if save is not None:
-        check_target(save)
+    if saving.save is not None:
+        check_target(saving.save)
     if development is not None:
-        for name in on_command_line(given, WITH_TASKS):
-            raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
-        composition, tuning, rule = by_likelihood(model, development, held_out, device, dtype)
+        composition, tuning, rule = by_likelihood(model, development, held_out, placement)
     else:
-        from ..evaluate.splits import Part
-
-        settings: dict[str, Any] = {
-            "tasks": words(tasks),
-            "rules": words(rules),
-            "values": numbers(weights, "--weights"),
-            "part": Part(develop, seed),
-            "held_out": held_out,
-        }
-        running = {"data": data, "batch_size": batch_size, "engine": engine}
-        composition, tuning, rule = by_score(model, settings, running, output, device, dtype)
-    if save is not None:
+        composition, tuning, rule = by_score(model, score, held_out, placement)
+    if saving.save is not None:
         own = composition.config.rule["name"] == rule
         composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
-        composition.save_pretrained(save, self_contained=self_contained)
-        out.print(f"saved with these weights → {escape(str(save))}", soft_wrap=True)
-    write_json(json_path, {**asdict(tuning), "seed": seed, **environment("lm_eval", "evalplus")})
+        composition.save_pretrained(saving.save, self_contained=saving.self_contained)
+        out.print(f"saved with these weights → {escape(str(saving.save))}", soft_wrap=True)
+    write_json(json_path, {**asdict(tuning), "seed": score.seed, **environment("lm_eval", "evalplus")})
 
 
-def by_likelihood(
-    model: str, development: Path, held_out: float, device: str | None, dtype: str | None
-) -> tuple[Any, Any, str]:
+def _check(given: typer.Context, development: Path | None, score: ByScore, saving: Saving) -> None:
+    """Refuse options that do not go together."""
+    if (development is None) == (not score.tasks):
+        raise RecipeError(
+            "expected either texts, to tune by likelihood (tessellm tune MODEL DEV), or tasks, to tune by score "
+            "(tessellm tune MODEL --tasks gsm8k); got " + ("both" if score.tasks else "neither")
+        )
+    if saving.self_contained and saving.save is None:
+        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
+    if development is not None:
+        for name in on_command_line(given, (field.name for field in fields(ByScore))):
+            raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
+
+
+def by_likelihood(model: str, development: Path, held_out: float, placement: Placement) -> tuple[Any, Any, str]:
     """The composition, what was found, and the rule that goes with it."""
     from ..text.inputs import read_examples
     from ..text.prompts import encode_examples
     from ..tune.likelihood import tune as find_weights
 
     examples = read_examples(development)
-    composition = load(model, device, dtype)
+    composition = placement.load(model)
     texts = encode_examples(composition, examples)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("scoring", total=len(texts))
@@ -130,18 +132,12 @@ def by_likelihood(
     return composition, tuning, composition.config.rule["name"]
 
 
-def by_score(
-    model: str,
-    settings: dict[str, Any],
-    running: dict[str, Any],
-    output: Path | None,
-    device: str | None,
-    dtype: str | None,
-) -> tuple[Any, Any, str]:
-    """The same by score. `settings` say what is searched, `running` how problems are answered."""
+def by_score(model: str, score: ByScore, held_out: float, placement: Placement) -> tuple[Any, Any, str]:
+    """The same by score on problems."""
     from ..compose import rule_entry
     from ..errors import require
     from ..evaluate.runner import Runner
+    from ..evaluate.splits import Part
     from ..files import going_on
     from ..rules import LARGEST_WEIGHT
 
@@ -149,13 +145,22 @@ def by_score(
     from ..evaluate.evaluation import check_folder, identity
     from ..tune.score import Trial, tune_by_score
 
+    settings: dict[str, Any] = {
+        "tasks": words(score.tasks),
+        "rules": words(score.rules),
+        "values": numbers(score.weights, "--weights"),
+        "part": Part(score.develop, score.seed),
+        "held_out": held_out,
+    }
+    running: dict[str, Any] = {"data": score.data, "batch_size": score.batch_size, "engine": score.engine}
+    output = score.output
     for rule in settings["rules"]:
         rule_entry(rule)
     if not settings["values"]:
         raise RecipeError("--weights: expected at least one weight to try")
     if not all(abs(value) <= LARGEST_WEIGHT for value in settings["values"]):
         raise RecipeError(f"--weights: expected numbers within ±{LARGEST_WEIGHT:,.0f}; got {settings['values']}")
-    composition = load(model, device, dtype)
+    composition = placement.load(model)
 
     def tried(trial: Trial) -> None:
         shown = ", ".join(f"{name} {weight:g}" for name, weight in trial.weights.items())

@@ -1,0 +1,39 @@
+"""Options in groups: typer reads them as options, the command gets dataclasses, help shows headings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.testing import CliRunner
+
+from tessellm.commands.options import GroupedHelp, spread
+
+
+@dataclass(frozen=True)
+class Colours:
+    """How it is painted."""
+
+    red: Annotated[int, typer.Option(min=0, help="How red.")] = 1
+    name: Annotated[str, typer.Option("--name", "-n")] = "plain"
+
+
+def paint(wall: Annotated[str, typer.Argument()], *, colours: Colours, coats: int = 2) -> None:
+    typer.echo(f"{wall} {colours} {coats}")
+
+
+def test_a_group_is_spread_and_put_together_again() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(cls=GroupedHelp)(spread(paint))
+    found = CliRunner().invoke(app, ["north", "-n", "dots", "--coats", "3"])
+    assert found.output == "north Colours(red=1, name='dots') 3\n"
+    assert CliRunner().invoke(app, ["north", "--red", "-1"]).exit_code == 2
+
+
+def test_help_shows_a_heading_for_every_group(cli: Callable[..., Any]) -> None:
+    shown = cli("tune", "--help").out
+    by_score, keep = shown.index("To tune by score on problems"), shown.index("To keep what was found:")
+    assert by_score < shown.index("--rules") < keep < shown.index("--self-contained")
+    assert shown.index("--held-out") < by_score
