@@ -16,7 +16,6 @@ SOURCE = Path(tessellm.__file__).parent
 HEAVY = ["vllm", "lm_eval", "evalplus", "mergekit", "fastapi", "uvicorn", "matplotlib", "peft", "typer", "bitsandbytes"]
 
 LIBRARY = [  # the path of a token, upwards: a module imports from its own folder and from those above it in this list
-    "lazy",
     "errors",
     "validation",
     "files",

@@ -9,10 +9,11 @@ soon as transformers is imported, or now if it already is. So the folders that `
 transformers themselves: they would be half imported then (tests/test_imports.py holds them to it).
 """
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-from .lazy import offer, when_imported
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compose import compose
@@ -35,18 +36,71 @@ __all__ = [
     "trace",
 ]
 
-offer(
-    __name__,
-    {
-        "ComposedConfig": "model",
-        "ComposedForCausalLM": "model",
-        "Diagnosis": "diagnose",
-        "MemberSpec": "members",
-        "TessellmError": "errors",
-        "Trace": "diagnose",
-        "compose": "compose",
-        "diagnose": "diagnose",
-        "trace": "diagnose",
-    },
-)
+_ORIGINS = {  # where the names above are imported from
+    "ComposedConfig": "model",
+    "ComposedForCausalLM": "model",
+    "Diagnosis": "diagnose",
+    "MemberSpec": "members",
+    "TessellmError": "errors",
+    "Trace": "diagnose",
+    "compose": "compose",
+    "diagnose": "diagnose",
+    "trace": "diagnose",
+}
+
+
+class _Package(ModuleType):
+    """Imports a name when it is first asked for. A submodule of the same name (`compose`, `diagnose`) does not take the
+    name's place when it is imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ORIGINS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        self.__dict__[name] = value = getattr(import_module(f"{__name__}.{_ORIGINS[name]}"), name)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _ORIGINS or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_ORIGINS})
+
+
+class _Awaited:
+    """A finder that finds what the finders after it find, and calls `then` when that has been imported."""
+
+    def __init__(self, module: str, then: Callable[[], object]):
+        self.module, self.then = module, then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.module:
+            return None
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in later)), None)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then()
+
+        loader.exec_module = exec_module
+
+
+def when_imported(module: str, then: Callable[[], object]) -> None:
+    """Call `then` as soon as the module has been imported: now, if it already is."""
+    if module in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Awaited(module, then))
+
+
+sys.modules[__name__].__class__ = _Package
 when_imported("transformers", lambda: import_module(f"{__name__}.model"))

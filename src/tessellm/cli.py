@@ -9,10 +9,10 @@ import sys
 from errno import ENAMETOOLONG
 from typing import NoReturn
 
+from . import when_imported
 from .commands.interruption import ctrl_c, hear_ctrl_c, interrupted
 from .commands.streams import abandon_stdout, is_of_stdout, prepare_streams
 from .commands.threads import Threads
-from .lazy import when_imported
 
 
 def main() -> None:

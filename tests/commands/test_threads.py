@@ -87,7 +87,7 @@ def threads_of_torch(before: str, **variables: str) -> int:
 
 
 def test_torch_is_told_unless_openmp_was() -> None:
-    tell = "from tessellm.lazy import when_imported; from tessellm.commands.threads import Threads\n"
+    tell = "from tessellm import when_imported; from tessellm.commands.threads import Threads\n"
     tell += "when_imported('torch', Threads().set)"
     assert threads_of_torch(tell, TESSELLM_THREADS="3") == 3
     assert threads_of_torch(tell, OMP_NUM_THREADS="2") == threads_of_torch("", OMP_NUM_THREADS="2")
