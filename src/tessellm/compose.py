@@ -15,7 +15,9 @@ from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
+from .model.habits import calibrated
 from .rules import DEFAULT, RULES, ComposedRule, Rule, RuleLike, default_termination
+from .rules.belief import Belief
 from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
 
@@ -35,7 +37,8 @@ def compose(
 
     A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
     `source` and any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping
-    with `name` and parameters, or a rule object. `weights` maps experts to numbers, 1 where not given. `termination`
+    with `name` and parameters, or a rule object; `belief` by name lets the experts of a chat model read some neutral
+    prompts first. `weights` maps experts to numbers, 1 where not given. `termination`
     says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
     placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
     given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
@@ -47,7 +50,10 @@ def compose(
         termination = default_termination(entry["name"])
     check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
-    return assemble(members, rule, termination)
+    model = assemble(members, rule, termination)
+    if entry == {"name": Belief.name}:
+        model.set_rule(calibrated(model, Belief()), termination=termination)
+    return model
 
 
 def member_specs(

@@ -37,7 +37,7 @@ def test_every_rule_and_weight(rule: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
 def test_every_termination_policy(policy: str, rule: str) -> None:
     base = build_model("llama", eos_token_id=[2, 9])
     other = perturbed(base, 1)

@@ -21,7 +21,6 @@ Shapes: M members (0 is the base), B batch, T time, V vocabulary, W window, F fe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from torch import Tensor
 from .base import BaseRule
 from .claims import CLAIM, Claims, read_claims
 from .protocol import Explanation
+from .rows import last_real, windows
 
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
@@ -80,30 +80,6 @@ def observe(
     return credit_BTM * heard_BT[..., None], (agreed_BT | foreign_BT) & heard_BT
 
 
-def last_real(mask_BT: Tensor) -> Tensor:
-    """The index of the last real position before each one, −1 where there is none in this chunk."""
-    index_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    upto_BT = torch.where(mask_BT, index_T, -1).cummax(1).values
-    return torch.nn.functional.pad(upto_BT, (1, -1), value=-1)
-
-
-def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
-    """The last W real positions up to and with each new one: [B, T, W, F]. Padding takes no place."""
-    batch, window, features = ring_BWF.shape
-    steps = new_BTF.shape[1]
-    if steps == 1:
-        shifted_BWF = torch.cat([ring_BWF[:, 1:], new_BTF], 1)
-        return torch.where(mask_BT[..., None], shifted_BWF, ring_BWF)[:, None]
-    count_BT = mask_BT.cumsum(1)
-    spare = window + steps  # where padding goes
-    slot_BT = torch.where(mask_BT, window - 1 + count_BT, spare)
-    line_BLF = torch.cat([ring_BWF, ring_BWF.new_zeros(batch, steps + 1, features)], 1)
-    line_BLF = line_BLF.scatter(1, slot_BT[..., None].expand(-1, -1, features), new_BTF)
-    at_BTW = count_BT[..., None] + torch.arange(window, device=mask_BT.device)
-    flat_BJF = at_BTW.flatten(1)[..., None].expand(-1, -1, features)
-    return line_BLF.gather(1, flat_BJF).view(batch, steps, window, features)
-
-
 def choose(rows: Claims, trusted_BTM: Tensor, ahead_BT1: Tensor, standing_BT: Tensor) -> Tensor:
     """The owner, should there be one; `ahead` is the expert with the best evidence, the first being 0."""
     trusted_BTK = rows.claim_BTM[..., 1:] & trusted_BTM[..., 1:]
@@ -145,13 +121,6 @@ def explanation(rows: Claims, blended_BT: Tensor, speaker_BT: Tensor, **weighed:
         **weighed,
     }
     return Explanation(speaks_BTM / count_BT[..., None], owner_BT, rows.log_z_BT, more)
-
-
-def joined(whys: Sequence[Explanation]) -> Explanation:
-    """Put blocks of one text together."""
-    belief, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
-    more = {name: torch.cat([why.more[name] for why in whys], 1) for name in whys[0].more}
-    return Explanation(belief, owner, log_z, more)
 
 
 @dataclass(frozen=True)
@@ -203,7 +172,7 @@ class Evidence(BaseRule):
             parts.append(logp_BTV)
             whys.append(why)
         assert state is not None
-        return torch.cat(parts, 1), state, joined(whys)
+        return torch.cat(parts, 1), state, Explanation.joined(whys)
 
     def explain_block(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None

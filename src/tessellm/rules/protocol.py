@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 Weights = Sequence[float] | Tensor  # one per expert; a tensor where gradients are wanted
@@ -44,6 +45,13 @@ class Explanation(NamedTuple):
         """Apply a function, such as a choice of rows, to every tensor."""
         belief, owner, log_z = (function(each) for each in self[:3])
         return Explanation(belief, owner, log_z, {name: function(each) for name, each in self.more.items()})
+
+    @staticmethod
+    def joined(whys: Sequence[Explanation]) -> Explanation:
+        """Put blocks of one text together."""
+        belief, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
+        more = {name: torch.cat([why.more[name] for why in whys], 1) for name in whys[0].more}
+        return Explanation(belief, owner, log_z, more)
 
 
 Explained = tuple[Tensor, Any, Explanation]

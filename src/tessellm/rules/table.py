@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import gates
+from .belief import Belief
 from .evidence import Evidence
 from .product import Product
 from .protocol import Rule
@@ -28,6 +29,11 @@ RULES: dict[str, RuleEntry] = {
         "Eq. 2 while the members are compatible, else the owner that the evidence singles out",
         "help(tessellm.rules.evidence); equals arXiv 2605.28304, Eq. 2 where its theory holds",
         termination="owner",
+    ),
+    "belief": RuleEntry(
+        Belief,
+        "a mixture of the base, the experts and Eq. 2, believed from the prompt and from what was written",
+        "help(tessellm.rules.belief)",
     ),
     "product": RuleEntry(Product, "add log-probabilities, subtract the base's k−1 times", "arXiv 2605.28304, Eq. 2"),
     "owner": RuleEntry(gates.Owner, "the most divergent expert speaks alone", "help(tessellm.rules.gates)"),

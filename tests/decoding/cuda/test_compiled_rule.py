@@ -133,7 +133,7 @@ def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> 
     compiled_rule._shared.cache_clear()
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
 @pytest.mark.parametrize("warmth", [0.0, 1.0])
 def test_drafts_read_token_by_token_use_what_was_compiled_for_steps(
     rule: str, warmth: float, traced: list[Any], monkeypatch: pytest.MonkeyPatch

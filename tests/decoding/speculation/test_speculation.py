@@ -31,7 +31,7 @@ def warm(count: int) -> list[Sampling]:
     return [Sampling(3 + i, (0.0, 0.7, 1.0)[i % 3], (1.0, 0.9)[i % 2], seed=i) for i in range(count)]
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: Path) -> None:
     model = composition(kind, tmp_path, rule=rule)
@@ -49,7 +49,7 @@ def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: P
             torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
 def test_rows_keep_different_numbers_of_tokens(rule: str) -> None:
     model, given = agreeing(rule=rule), prompts(16, 60)
     for asked in (greedy(16), warm(16)):

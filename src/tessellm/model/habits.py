@@ -1,0 +1,79 @@
+"""How each expert acts on prompts that do not concern it: what the rule `belief` measures a prompt against.
+
+The members read some dozens of neutral prompts once, when they are composed; the result is part of the rule and is
+saved with it. Needs a chat template, which says where a prompt opens and where an answer begins; without one there is
+nothing to measure. Nothing is trained.
+
+Shapes: M members (0 is the base), K experts, P prompts, T time, V vocabulary, N numbers of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..rules import normalised
+from ..rules.belief import Belief, read_rows
+from ..rules.rows import windows
+from .neutral import PROMPTS
+
+if TYPE_CHECKING:
+    from .composed import ComposedForCausalLM
+
+FEWEST = 8  # prompts that fit into the context; fewer tell no habit
+SMALLEST = 1e-2  # deviation: an expert that always does the same is not told from one that hardly differs
+
+
+def calibrated(model: ComposedForCausalLM, rule: Belief) -> Belief:
+    """The rule with the habits of the model's experts, and with where prompts open and answers begin. Unchanged where
+    the tokenizer has no chat template that marks the beginning of an answer."""
+    limit = model.config.max_position_embeddings
+    prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
+    opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
+    if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
+        return rule
+    rule = replace(rule, opening=opening, turn=turn[-rule.span :])
+    number_PKN = torch.cat([_numbers(model, rule, group) for group in _by_length(prompts)])
+    deviation_KN = number_PKN.std(0).clamp_min(SMALLEST)
+    return replace(rule, habits=torch.cat([number_PKN.mean(0), deviation_KN], -1).tolist())
+
+
+def _in_chat(tokenizer: Any) -> list[list[int]]:
+    """The neutral prompts as token ids, in the chat template; none where there is no template."""
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        return []
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    return [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+
+
+def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
+    found: list[int] = []
+    for column in zip(*rows, strict=False):
+        if len(set(column)) > 1:
+            break
+        found.append(column[0])
+    return found
+
+
+def _by_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
+    """Prompts of one length together: no padding, and few passes."""
+    ordered = sorted(prompts, key=len)
+    return [list(group) for _, group in groupby(ordered, key=len)]
+
+
+@torch.inference_mode()
+def _numbers(model: ComposedForCausalLM, rule: Belief, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """The numbers of every expert where the answers to prompts of one length would begin: [P, K, N]."""
+    input_ids = torch.tensor(prompts, device=model.device)
+    rows = min(input_ids.shape[1] - len(rule.opening), rule.span)
+    found = read_rows(normalised([model.member_logits(name, input_ids, None, rows, {}) for name in model.members]))
+    one_PT1 = torch.ones_like(found.log_z_BT)[..., None]
+    new_PTF = torch.cat([found.surer_BTK, found.further_BTK, one_PT1, one_PT1], -1)
+    ring_PWF = new_PTF.new_zeros(len(prompts), rule.span, new_PTF.shape[-1])
+    return rule.numbers(found, windows(ring_PWF, new_PTF, one_PT1[..., 0].bool()))[:, -1].float().cpu()

@@ -1,0 +1,294 @@
+"""The `belief` rule: a Bayesian mixture of laws, believed from the prompt first and then from what was written.
+
+    laws      the base, every expert, Eq. 2 over all of them
+    believe   where an answer begins: who acts beyond its habit. While it is written: who predicted it (Bayes)
+    say       Σ_law belief · p_law, a sum of probabilities
+
+A prompt's likelihood says nothing of who answers it well: experts were trained on answers. How an expert *acts* while
+it reads does: within its own domain it is surer than the base, and further from it, than it is on arbitrary prompts.
+Four numbers of each expert, two of the last row and two averaged over the last ones, are measured in units of that
+expert's habits: their mean and deviation over neutral prompts (`model.habits` measures those, once per composition).
+Without habits the belief begins with Eq. 2 and follows the evidence alone.
+
+Guarantee: over any text behind its beginning, the log-loss is at most that of the best law plus log(1/prior of that
+law), and at most that of the best sequence of laws plus log(laws/SHARE) per switch; see docs/theory.md. Pure functions
+of log-probabilities and token ids; of torch alone; knows no model and no tokenizer.
+
+Shapes: M members (0 is the base), K experts, L = M+1 laws, B batch, T time, V vocabulary, W window, F features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .base import BaseRule
+from .equation import LOG_FLOOR, normalise, product_scores, working_dtype
+from .protocol import Explanation
+from .rows import last_real, windows
+
+SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
+COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
+BASE = 3.0  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
+FAR = 8.0  # no number counts for more deviations than this
+NUMBERS = 4  # per expert: surer than the base, far from the base (both over the window), sure now, far now
+IMPORTANCE = (2.0, 1.0, 1.0, 1.0)
+BLOCK = 65  # positions read at once, a window and the row before it: bounds the memory of long texts
+LONGEST = 1 << 16
+TINY = 1e-3  # entropies and divergences below this look alike
+
+
+class BeliefState(NamedTuple):
+    """What the next position needs. Batch first."""
+
+    pending_BLV: Tensor  # the laws' row of the last real position: it predicts the next token
+    started_B: Tensor  # False before the first real position
+    belief_BL: Tensor  # log
+    answering_B: Tensor  # whether an answer has begun, so that what is written is evidence
+    opening_B: Tensor  # how many tokens of the template's opening were read, −1 once something else was
+    ring_BWF: Tensor  # of the last W real positions: two numbers per expert, whether they count, the token
+
+
+class Readings(NamedTuple):
+    """What one row says by itself."""
+
+    law_LBTV: Tensor
+    log_z_BT: Tensor
+    surer_BTK: Tensor  # H_b − H_i
+    further_BTK: Tensor  # log KL(p_i ‖ p_b)
+    sure_BTK: Tensor  # −log H_i
+    far_BTK: Tensor  # √KL(p_i ‖ p_b)
+
+
+def read_rows(logp_MBTV: Tensor) -> Readings:
+    """The laws, and how sure and how far from the base each expert is."""
+    safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
+    prob_MBTV = logp_MBTV.exp()
+    entropy_MBT = -(prob_MBTV * safe_MBTV).sum(-1)
+    cross_KBT = -(prob_MBTV[1:] * safe_MBTV[:1]).sum(-1)
+    kl_KBT = (cross_KBT - entropy_MBT[1:]).clamp_min(0)
+    score_BTV = product_scores(logp_MBTV)
+    equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
+    numbers = (
+        entropy_MBT[:1] - entropy_MBT[1:], (kl_KBT + TINY).log(), -(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt(),
+    )  # fmt: skip
+    law_LBTV = torch.cat([logp_MBTV, equation_BTV[None]])
+    return Readings(law_LBTV, score_BTV.logsumexp(-1), *(number_KBT.permute(1, 2, 0) for number_KBT in numbers))
+
+
+@dataclass(frozen=True)
+class Belief(BaseRule):
+    """The rule object. `habits`: per expert the means, then the deviations, of its four numbers on neutral prompts.
+    `opening`: the token ids with which every prompt opens, which tell nothing; `turn`: those behind which an answer
+    begins. All three come from `model.habits`; none of them is needed."""
+
+    habits: Sequence[Sequence[float]] = ()
+    opening: Sequence[int] = ()
+    turn: Sequence[int] = ()
+    span: int = 64
+    name: str = "belief"
+    tells = frozenset({"law_BTL", "score_BTK"})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.span, int) or isinstance(self.span, bool) or not 1 <= self.span <= LONGEST:
+            raise ValueError(f"span must be a whole number of positions, 1 to {LONGEST}; got {self.span!r}")
+        habits = tuple(tuple(float(number) for number in expert) for expert in self.habits)
+        if any(len(expert) != 2 * NUMBERS or min(expert[NUMBERS:]) <= 0 for expert in habits):
+            raise ValueError(f"habits are {NUMBERS} means and {NUMBERS} deviations above 0 per expert; got {habits!r}")
+        if not all(math.isfinite(number) for expert in habits for number in expert):
+            raise ValueError("habits are finite numbers")
+        if len(self.turn) > self.span:
+            raise ValueError(f"turn must fit into the span of {self.span}; it has {len(self.turn)} tokens")
+        object.__setattr__(self, "habits", habits)
+        for key in ("opening", "turn"):
+            object.__setattr__(self, key, tuple(int(token) for token in getattr(self, key)))
+
+    @property
+    def window(self) -> int:  # type: ignore[override]
+        """Positions to feed before an answer begins: those that are averaged, and an opening that lies among them."""
+        return self.span + len(self.opening)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it knows how its experts usually act, and where answers begin."""
+        return bool(self.habits and self.turn)
+
+    def __call__(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState | None
+    ) -> tuple[Tensor, BeliefState]:
+        logp_BTV, state, _ = self.explain(logp_MBTV, tokens_BT, mask_BT, state)
+        return logp_BTV, state
+
+    def explain(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState | None
+    ) -> tuple[Tensor, BeliefState, Explanation]:
+        """Run the rule and say what it believes. Long texts are read in blocks, which changes nothing but the memory
+        that it takes."""
+        parts, whys = [], []
+        blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
+        for block in blocks:
+            logp_BTV, state, why = self._explain_block(*block, state)
+            parts.append(logp_BTV)
+            whys.append(why)
+        assert state is not None
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), state, Explanation.joined(whys)
+
+    def _explain_block(
+        self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState | None
+    ) -> tuple[Tensor, BeliefState, Explanation]:
+        logp_MBTV = logp_MBTV.to(working_dtype(logp_MBTV))
+        mask_BT = mask_BT.bool()
+        state = self._start(logp_MBTV) if state is None else state
+        rows = read_rows(logp_MBTV)
+        opening_BT, inside_BT = self._match_opening(tokens_BT, mask_BT, state.opening_B)
+        counts_BT1 = (~inside_BT)[..., None].to(logp_MBTV.dtype)
+        averaged = (rows.surer_BTK * counts_BT1, rows.further_BTK * counts_BT1)
+        new_BTF = torch.cat([*averaged, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
+        window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
+        score_BTK = self.scores(self.numbers(rows, window_BTWF))
+        turn_BT = self._match_turn(window_BTWF[..., -1]) & mask_BT
+        said_BTL, heard_BT = observe(rows.law_LBTV, tokens_BT, mask_BT, state)
+        belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
+        logp_BTV = (belief_BTL.permute(2, 0, 1)[..., None] + rows.law_LBTV).logsumexp(0)
+        why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
+        after = self._advance(rows, window_BTWF, belief_BTL, opening_BT, mask_BT, state)
+        return logp_BTV, after._replace(answering_B=answering_B), why
+
+    def _start(self, logp_MBTV: Tensor) -> BeliefState:
+        members, batch, _, vocabulary = logp_MBTV.shape
+        no_B = torch.zeros(batch, dtype=torch.bool, device=logp_MBTV.device)
+        score_B1K = logp_MBTV.new_zeros(batch, 1, members - 1)
+        return BeliefState(
+            logp_MBTV.new_zeros(batch, members + 1, vocabulary),
+            no_B,
+            prior(score_B1K, self.calibrated)[:, 0],
+            no_B if self.calibrated else ~no_B,
+            torch.zeros(batch, dtype=torch.long, device=logp_MBTV.device),
+            logp_MBTV.new_zeros(batch, self.span, 2 * members),
+        )
+
+    def _match_opening(self, tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor) -> tuple[Tensor, Tensor]:
+        """How many tokens of the opening were read after each position (−1: something else was), and where one was."""
+        if not self.opening:
+            return torch.full_like(tokens_BT, -1), torch.zeros_like(mask_BT)
+        opening_O = _constant(self.opening, tokens_BT)
+        place_BT = before_B.clamp_min(0)[:, None] + mask_BT.cumsum(1) - 1
+        fits_BT = (place_BT < len(self.opening)) & (tokens_BT == opening_O[place_BT.clamp(0, len(self.opening) - 1)])
+        broken_BT = ((mask_BT & ~fits_BT).cumsum(1) > 0) | (before_B < 0)[:, None]
+        return torch.where(broken_BT, -1, place_BT + 1), mask_BT & ~broken_BT
+
+    def numbers(self, rows: Readings, window_BTWF: Tensor) -> Tensor:
+        """The four numbers of every expert: [B, T, K, 4]."""
+        experts = rows.sure_BTK.shape[-1]
+        total_BTF = window_BTWF[..., : 2 * experts + 1].sum(-2)
+        mean_BTF = total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)
+        return torch.stack([mean_BTF[..., :experts], mean_BTF[..., experts:], rows.sure_BTK, rows.far_BTK], -1)
+
+    def scores(self, number_BTKN: Tensor) -> Tensor:
+        """How far each expert acts beyond its habits: [B, T, K]; zero where habits are not known."""
+        if not self.habits:
+            return torch.zeros_like(number_BTKN[..., 0])
+        if len(self.habits) != number_BTKN.shape[-2]:
+            raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
+        mean_KN, deviation_KN = _constant(self.habits, number_BTKN).split(NUMBERS, -1)
+        beyond_BTKN = ((number_BTKN - mean_KN) / deviation_KN).clamp(-FAR, FAR)
+        return (beyond_BTKN * _constant(IMPORTANCE, number_BTKN)).sum(-1)
+
+    def _match_turn(self, token_BTW: Tensor) -> Tensor:
+        """Where the last tokens are those behind which an answer begins: [B, T]."""
+        if not self.calibrated:
+            return torch.zeros_like(token_BTW[..., 0], dtype=torch.bool)
+        return (token_BTW[..., -len(self.turn) :] == _constant(self.turn, token_BTW)).all(-1)
+
+    def _believe(
+        self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
+    ) -> tuple[Tensor, Tensor]:
+        """The belief at every position (log), and whether an answer has begun after the last one."""
+        belief_BL, answering_B, beliefs = state.belief_BL, state.answering_B, []
+        for prior_BL, said_BL, heard_B, turn_B in zip(
+            prior_BTL.unbind(1), said_BTL.unbind(1), heard_BT.unbind(1), turn_BT.unbind(1), strict=True
+        ):
+            updated_BL = torch.where((heard_B & answering_B)[:, None], shared(belief_BL + said_BL), belief_BL)
+            begins_B = turn_B | ~answering_B
+            belief_BL = torch.where(begins_B[:, None], prior_BL, updated_BL) if self.calibrated else updated_BL
+            answering_B = answering_B | turn_B
+            beliefs.append(belief_BL)
+        return torch.stack(beliefs, 1), answering_B
+
+    def _advance(
+        self, rows: Readings, window_BTWF: Tensor, belief_BTL: Tensor, opening_BT: Tensor, mask_BT: Tensor,
+        state: BeliefState,
+    ) -> BeliefState:  # fmt: skip
+        """The state after the block: that of its last real row, or the old one where there is none."""
+        last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
+        any_B, at_B = last_B >= 0, last_B.clamp_min(0)
+        row_B = torch.arange(len(at_B), device=at_B.device)
+        found = (
+            (rows.law_LBTV[:, row_B, at_B].transpose(0, 1), state.pending_BLV),
+            (belief_BTL[row_B, at_B], state.belief_BL),
+            (opening_BT[row_B, at_B], state.opening_B),
+            (window_BTWF[row_B, at_B], state.ring_BWF),
+        )
+        pending, belief, opening, ring = (
+            torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
+        )
+        return BeliefState(pending, state.started_B | any_B, belief, state.answering_B, opening, ring)
+
+
+def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:
+    """The belief where an answer begins, log: [B, T, L]. Most of it goes to the likeliest law: greedy texts follow the
+    surest voice of a mixture, not the likeliest, and what is written first decides the rest."""
+    base_BT1 = torch.full_like(score_BTK[..., :1], BASE if calibrated else 0.0)
+    first = BASE if calibrated else math.log(score_BTK.shape[-1] + 1)  # nothing known: half of it is Eq. 2's
+    law_BTL = torch.cat([base_BT1, score_BTK, torch.full_like(base_BT1, first)], -1).log_softmax(-1)
+    index_L = torch.arange(law_BTL.shape[-1], device=law_BTL.device)
+    likeliest_BTL = index_L == law_BTL.argmax(-1, keepdim=True)
+    return (law_BTL.exp() * (1 - COMMIT) + COMMIT * likeliest_BTL).log()
+
+
+def shared(score_BL: Tensor) -> Tensor:
+    """Normalise, and give a share back to all laws alike, so that the belief can move again."""
+    return (score_BL.softmax(-1) * (1 - SHARE) + SHARE / score_BL.shape[-1]).log()
+
+
+def observe(law_LBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:
+    """The laws' log-probability of each token fed, [B, T, L], and whether there was a row that predicted it."""
+    batch, steps = tokens_BT.shape
+    first_BL = state.pending_BLV.gather(-1, tokens_BT[:, :1, None].expand(-1, law_LBTV.shape[0], 1))[..., 0]
+    if steps == 1:
+        return first_BL[:, None].clamp_min(LOG_FLOOR), mask_BT & state.started_B[:, None]
+    last_BT = last_real(mask_BT)
+    row_B1 = torch.arange(batch, device=tokens_BT.device)[:, None]
+    within_BTL = law_LBTV[:, row_B1, last_BT.clamp_min(0), tokens_BT].permute(1, 2, 0)
+    pending_BTL = state.pending_BLV[row_B1, :, tokens_BT]
+    inside_BT = last_BT >= 0
+    said_BTL = torch.where(inside_BT[..., None], within_BTL, pending_BTL)
+    return said_BTL.clamp_min(LOG_FLOOR), mask_BT & (inside_BT | state.started_B[:, None])
+
+
+def explanation(belief_BTL: Tensor, score_BTK: Tensor, log_z_BT: Tensor) -> Explanation:
+    """Why each row came out as it did. In `more`:
+
+    law_BTL     the belief over the base, every expert, and Eq. 2
+    score_BTK   how far each expert acts beyond its habits (summed deviations)
+    """
+    law_BTL = belief_BTL.exp()
+    member_BTM, equation_BT1 = law_BTL[..., :-1], law_BTL[..., -1:]
+    experts = score_BTK.shape[-1]
+    member_BTM = member_BTM + torch.nn.functional.pad(equation_BT1.expand_as(score_BTK) / experts, (1, 0))
+    owner_BT = member_BTM.argmax(-1)
+    return Explanation(member_BTM, owner_BT, log_z_BT, {"law_BTL": law_BTL, "score_BTK": score_BTK})
+
+
+def _constant(numbers: Any, like: Tensor) -> Tensor:
+    """Numbers as a tensor, made where `like` is: not copied there from the host, which a CUDA graph does not allow."""
+    if like.device.type == "cpu":
+        return torch.tensor(numbers, dtype=like.dtype)
+    if isinstance(numbers[0], Sequence):
+        return torch.stack([_constant(row, like) for row in numbers])
+    return torch.cat([like.new_full((1,), number) for number in numbers])

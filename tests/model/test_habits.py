@@ -1,0 +1,90 @@
+"""How experts act on neutral prompts: what is measured, where there is nothing to measure, and what is saved of it."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tessellm
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.model.habits import _common_beginning
+from tessellm.model.neutral import PROMPTS
+from tessellm.rules.belief import Belief
+
+from conftest import build_model, character_tokenizer, perturbed, save_member
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, base = tmp_path_factory.mktemp("chatting"), build_model(max_position_embeddings=512)
+    tokenizer = character_tokenizer()
+    save_member(base, folder / "base", tokenizer)
+    for seed, name in enumerate(("one", "two")):
+        save_member(perturbed(base, seed + 1), folder / name, tokenizer)
+    return {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("one", "two")}}
+
+
+def test_composing_by_belief_measures_habits_and_saves_them(chatting, tmp_path):
+    model = tessellm.compose(**chatting, rule="belief")
+    rule = model.rule.rule
+    assert isinstance(rule, Belief)
+    assert rule.calibrated
+    assert len(rule.habits) == 2
+    prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": "ABC"}], add_generation_prompt=True)
+    ids = prompt["input_ids"] if not isinstance(prompt, list) else prompt
+    assert tuple(ids[: len(rule.opening)]) == rule.opening
+    assert tuple(ids[-len(rule.turn) :]) == rule.turn
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert loaded.rule == model.rule
+    tokens = torch.tensor([ids])
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_the_same_prompts_give_scores_that_spread_around_zero(chatting):
+    model = tessellm.compose(**chatting, rule="belief")
+    scores = []
+    for prompt in PROMPTS[:12]:
+        chat = [{"role": "user", "content": prompt}]
+        text = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        trace = tessellm.trace(model, model.tokenizer(text, add_special_tokens=False).input_ids)
+        scores.append(trace.tensors["belief"][-1] if "belief" in trace.tensors else trace.tensors["owner"][-1:])
+    assert all(torch.isfinite(score.float()).all() for score in scores)
+
+
+def test_the_engine_writes_what_generate_writes(chatting):
+    model = tessellm.compose(**chatting, rule="belief")
+    texts = ("HELLO", "a longer question, which tells more", "7")
+    prompts = [
+        model.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for text in texts
+    ]
+    requests = Engine(model, slots=2).generate(prompts, Sampling(12))
+    for prompt, request in zip(prompts, requests, strict=True):
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
+        assert request.tokens == whole[: len(request.tokens)].tolist()
+
+
+def test_without_a_chat_template_there_is_nothing_to_measure(chatting, tmp_path):
+    base = build_model(max_position_embeddings=512)
+    plain = character_tokenizer(chat_template=None)
+    sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), plain)) for seed in range(3)]
+    model = tessellm.compose(sources[0], {"one": sources[1], "two": sources[2]}, rule="belief")
+    assert model.rule.rule == Belief()
+
+
+def test_a_context_too_short_for_the_prompts_measures_nothing(tmp_path):
+    base, tokenizer = build_model(max_position_embeddings=16), character_tokenizer()
+    sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), tokenizer)) for seed in range(3)]
+    model = tessellm.compose(sources[0], {"one": sources[1], "two": sources[2]}, rule="belief")
+    assert model.rule.rule == Belief()
+
+
+def test_what_all_rows_begin_with():
+    assert _common_beginning([[1, 2, 3], [1, 2], [1, 2, 4]]) == [1, 2]
+    assert _common_beginning([[1], [2]]) == []
+    assert _common_beginning([]) == []

@@ -1,0 +1,192 @@
+"""Laws of the belief rule: its guarantee, chunks, padding, where answers begin, zeros, and bad parameters."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tessellm.rules import product
+from tessellm.rules.belief import SHARE, Belief
+
+TURN, OPENING = (3, 1), (5, 4)
+HABITS = ((0.0, -1.0, -1.0, 1.0, 0.5, 1.0, 1.0, 0.7),)
+
+
+def random_logp(*shape: int, seed: int, spread: float = 3.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * spread).log_softmax(-1)
+
+
+def random_tokens(batch: int, steps: int, vocabulary: int, seed: int) -> Tensor:
+    tokens = torch.randint(vocabulary, (batch, steps), generator=torch.Generator().manual_seed(seed + 1))
+    tokens[:, : len(OPENING)] = torch.tensor(OPENING)
+    return tokens
+
+
+def calibrated(experts: int, span: int = 6) -> Belief:
+    return Belief(HABITS * experts, OPENING, TURN, span)
+
+
+def explain(rule: Belief, logp: Tensor, tokens: Tensor, mask: Tensor | None = None):
+    return rule.explain(logp, tokens, torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask, None)
+
+
+def losses(logp_BTV: Tensor, tokens: Tensor) -> Tensor:
+    """What each token after the first cost: [B, T − 1]."""
+    return -logp_BTV[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def laws(logp: Tensor) -> list[Tensor]:
+    return [*logp, product(logp)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(experts=st.integers(1, 6), seed=st.integers(0, 10**6), spread=st.floats(0.1, 10), steps=st.integers(2, 40))
+def test_no_law_is_better_by_more_than_its_prior(experts, seed, spread, steps):
+    logp, tokens = random_logp(experts + 1, 2, steps, 9, seed=seed, spread=spread), random_tokens(2, steps, 9, seed)
+    said, _, why = explain(Belief(), logp, tokens)
+    price = -why.more["law_BTL"][:, 0].log() - steps * math.log1p(-SHARE)
+    for number, law in enumerate(laws(logp)):
+        assert (losses(said, tokens).sum(1) <= losses(law, tokens).sum(1) + price[:, number] + 1e-3).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(experts=st.integers(1, 5), seed=st.integers(0, 10**6), switches=st.integers(0, 4))
+def test_no_sequence_of_laws_is_better_by_more_than_its_switches(experts, seed, switches):
+    steps = 30
+    logp, tokens = random_logp(experts + 1, 1, steps, 9, seed=seed), random_tokens(1, steps, 9, seed)
+    generator = torch.Generator().manual_seed(seed)
+    cuts = sorted(torch.randint(1, steps - 1, (switches,), generator=generator).tolist())
+    owners = torch.randint(experts + 2, (switches + 1,), generator=generator).tolist()
+    said, _, why = explain(Belief(), logp, tokens)
+    cost = torch.stack([losses(law, tokens) for law in laws(logp)])[:, 0]
+    sequence = sum(
+        float(cost[owner, begin:end].sum())
+        for owner, begin, end in zip(owners, [0, *cuts], [*cuts, steps - 1], strict=True)
+    )
+    price = -float(why.more["law_BTL"][0, 0, owners[0]].log()) + switches * math.log((experts + 2) / SHARE)
+    assert float(losses(said, tokens).sum()) <= sequence + price - steps * math.log1p(-SHARE) + 1e-3
+
+
+@settings(max_examples=25, deadline=None)
+@given(members=st.integers(2, 5), cuts=st.sets(st.integers(1, 29), max_size=6), seed=st.integers(0, 10**6))
+def test_chunks_agree_with_the_whole(members, cuts, seed):
+    rule, logp, tokens = (
+        calibrated(members - 1),
+        random_logp(members, 2, 30, 7, seed=seed),
+        random_tokens(2, 30, 7, seed),
+    )
+    whole, last, _ = explain(rule, logp, tokens)
+    state, parts = None, []
+    for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), 30], strict=True):
+        mask = torch.ones(2, end - begin, dtype=torch.bool)
+        out, state = rule(logp[:, :, begin:end], tokens[:, begin:end], mask, state)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    for one, other in zip(state, last, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_long_texts_in_blocks_agree_with_token_by_token():
+    rule, logp, tokens = calibrated(2), random_logp(3, 1, 150, 7, seed=3), random_tokens(1, 150, 7, 3)
+    state, parts = None, []
+    for t in range(150):
+        out, state = rule(logp[:, :, t : t + 1], tokens[:, t : t + 1], torch.ones(1, 1, dtype=torch.bool), state)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 1), explain(rule, logp, tokens)[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(pads=st.integers(1, 9), seed=st.integers(0, 10**6))
+def test_padding_is_never_observed(pads, seed):
+    rule, logp, tokens = calibrated(2), random_logp(3, 1, 20, 7, seed=seed), random_tokens(1, 20, 7, seed)
+    padded = torch.cat([random_logp(3, 1, pads, 7, seed=seed + 5), logp], 2)
+    fed = torch.cat([torch.full((1, pads), TURN[0]), tokens], 1)
+    mask = torch.arange(20 + pads)[None] >= pads
+    torch.testing.assert_close(explain(rule, padded, fed, mask)[0][:, pads:], explain(rule, logp, tokens)[0])
+
+
+def test_an_answer_begins_behind_the_turn_and_forgets_what_came_before():
+    rule, logp = calibrated(2), random_logp(3, 1, 40, 7, seed=8)
+    tokens = torch.full((1, 40), 2)
+    tokens[0, 20:22] = torch.tensor(TURN)
+    why = explain(rule, logp, tokens)[2]
+    law = why.more["law_BTL"][0]
+    assert law[21].max() >= 0.9  # committed to the likeliest law
+    other = tokens.clone()
+    other[0, 3] = 6  # the prompt's tokens are no evidence
+    torch.testing.assert_close(explain(rule, logp, other)[2].more["law_BTL"][0, 21], law[21])
+    said = torch.stack([each[0, 21, tokens[0, 22]] for each in laws(logp)])
+    after = (law[21] * said.exp()) / (law[21] * said.exp()).sum()
+    torch.testing.assert_close(law[22], after * (1 - SHARE) + SHARE / 4, rtol=1e-4, atol=1e-6)
+
+
+def test_the_opening_of_the_template_tells_nothing():
+    rule, tokens = calibrated(2, span=20), random_tokens(1, 10, 7, 2)
+    logp = random_logp(3, 1, 10, 7, seed=2)
+    other = logp.clone()
+    other[:, :, : len(OPENING)] = random_logp(3, 1, len(OPENING), 7, seed=9)
+    scores = [explain(rule, each, tokens)[2].more["score_BTK"][0, -1] for each in (logp, other)]
+    torch.testing.assert_close(*scores)
+    tokens[0, 0] = 6  # another beginning is a prompt like any other
+    scores = [explain(rule, each, tokens)[2].more["score_BTK"][0, -1] for each in (logp, other)]
+    assert not torch.allclose(*scores)
+
+
+def test_an_expert_that_acts_beyond_its_habits_answers():
+    base = random_logp(1, 1, 12, 50, seed=0, spread=0.5)
+    sure = base.clone()
+    sure[..., 7] += 12  # far from the base, and sure of it
+    logp = torch.cat([base, base + 1e-3 * torch.randn(base.shape, generator=torch.Generator()), sure]).log_softmax(-1)
+    tokens = torch.tensor([[0] * 10 + list(TURN)])
+    habits = ((0.0, -6.0, -1.4, 0.02, 0.3, 1.0, 0.3, 0.2),) * 2
+    said, _, why = explain(Belief(habits, (), TURN, 8), logp, tokens)
+    assert why.owner_BT[0, -1] == 2
+    assert int(said[0, -1].argmax()) == 7
+
+
+def test_zeros_stay_defined():
+    logp = random_logp(4, 2, 20, 9, seed=1)
+    logp[1, :, 5:, :4] = -torch.inf
+    logp[2, :, 9:, 4:] = -torch.inf
+    logp = logp.log_softmax(-1)
+    for rule in (Belief(), calibrated(3)):
+        said, _, why = explain(rule, logp, random_tokens(2, 20, 9, 1))
+        assert not said.isnan().any()
+        torch.testing.assert_close(said.exp().sum(-1), torch.ones(2, 20))
+        assert not why.more["law_BTL"].isnan().any()
+
+
+def test_the_same_expert_twice_is_believed_alike_and_costs_no_more_than_its_prior():
+    expert, base = random_logp(1, 1, 30, 9, seed=4), random_logp(1, 1, 30, 9, seed=5)
+    tokens = expert[0].argmax(-1).roll(1, 1)
+    said, _, why = explain(Belief(), torch.cat([base, expert, expert]), tokens)
+    law = why.more["law_BTL"][0]
+    torch.testing.assert_close(law[:, 1], law[:, 2])
+    assert law[-1, 1:3].sum() > 0.99
+    both = float(law[0, 1:3].sum())
+    assert losses(said, tokens).sum() <= losses(expert[0], tokens).sum() - math.log(both) - 30 * math.log1p(-SHARE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"span": 0}, "span must be a whole number"),
+        ({"span": True}, "span must be a whole number"),
+        ({"habits": ((1.0, 2.0),)}, "habits are 4 means and 4 deviations"),
+        ({"habits": ((0.0,) * 8,)}, "deviations above 0"),
+        ({"habits": ((math.nan,) * 4 + (1.0,) * 4,)}, "finite"),
+        ({"span": 2, "turn": (1, 2, 3)}, "turn must fit"),
+    ],
+)
+def test_bad_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        Belief(**options)
+
+
+def test_habits_of_other_experts_are_refused():
+    with pytest.raises(ValueError, match="expected the habits of 3 experts, got those of 2"):
+        explain(calibrated(2), random_logp(4, 1, 5, 9, seed=0), random_tokens(1, 5, 9, 0))
