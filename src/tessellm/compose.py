@@ -15,7 +15,6 @@ from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
-from .model.habits import calibrated
 from .rules import DEFAULT, RULES, ComposedRule, Rule, RuleLike, default_termination
 from .rules.belief import Belief
 from .rules.termination import POLICIES
@@ -52,7 +51,7 @@ def compose(
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, rule, termination)
     if entry == {"name": Belief.name}:
-        model.set_rule(calibrated(model, Belief()), termination=termination)
+        model.set_rule(Belief.name, termination=termination)  # again, now that there is a tokenizer
     return model
 
 

@@ -242,7 +242,8 @@ def test_more_than_the_shortest_context_is_refused_before_any_work(prompt, optio
     models = [build_model("llama", 0), build_model("llama", 1, max_position_embeddings=48)]
     model, ids, fed = composition(models), random_ids(1, prompt), []
     models[0].register_forward_pre_hook(lambda *_: fed.append(1))
-    with pytest.raises(PromptError, match=rf"has {prompt} tokens and up to \d+ more .* is 48\. .*lower max_new_tokens"):
+    told = rf"has {prompt} tokens and up to \d+ more .* room for 48 .*lower max_new_tokens"
+    with pytest.raises(PromptError, match=told):
         model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     assert not fed
 

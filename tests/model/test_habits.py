@@ -43,15 +43,17 @@ def test_composing_by_belief_measures_habits_and_saves_them(chatting, tmp_path):
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_the_same_prompts_give_scores_that_spread_around_zero(chatting):
+def test_scores_of_the_same_prompts_spread_around_zero(chatting):
     model = tessellm.compose(**chatting, rule="belief")
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    texts = model.tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     scores = []
-    for prompt in PROMPTS[:12]:
-        chat = [{"role": "user", "content": prompt}]
-        text = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        trace = tessellm.trace(model, model.tokenizer(text, add_special_tokens=False).input_ids)
-        scores.append(trace.tensors["belief"][-1] if "belief" in trace.tensors else trace.tensors["owner"][-1:])
-    assert all(torch.isfinite(score.float()).all() for score in scores)
+    for text in texts:
+        tokens = torch.tensor([model.tokenizer(text, add_special_tokens=False).input_ids])
+        logp = model(tokens, output_member_logprobs=True).member_logprobs
+        _, _, why = model.rule.explain(logp, tokens, torch.ones_like(tokens, dtype=torch.bool), None)
+        scores.append(why.more["score_BTK"][0, -1])
+    torch.testing.assert_close(torch.stack(scores).mean(0), torch.zeros(2), atol=1e-2, rtol=0)
 
 
 def test_the_engine_writes_what_generate_writes(chatting):
@@ -67,6 +69,18 @@ def test_the_engine_writes_what_generate_writes(chatting):
     for prompt, request in zip(prompts, requests, strict=True):
         whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
         assert request.tokens == whole[: len(request.tokens)].tolist()
+
+
+def test_setting_the_rule_by_its_name_learns_the_habits_of_weighted_experts(chatting):
+    model = tessellm.compose(**chatting)
+    model.set_rule("belief")
+    assert model.rule.rule == tessellm.compose(**chatting, rule="belief").rule.rule
+    model.set_rule("belief", weights=[1.0, 0.5])
+    other = model.rule.rule
+    assert other.calibrated
+    assert other.habits[1] != tessellm.compose(**chatting, rule="belief").rule.rule.habits[1]
+    model.set_rule("product")
+    assert model.config.rule == {"name": "product"}
 
 
 def test_without_a_chat_template_there_is_nothing_to_measure(chatting, tmp_path):

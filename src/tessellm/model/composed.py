@@ -20,6 +20,7 @@ from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination,
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
+from .habits import prepared
 from .hf_generate import ComposedGenerationMixin
 from .rows import kept_rows, mask_rows, slices
 
@@ -64,7 +65,8 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         devices = {name: str(member.device) for name, member in members.items()}
         if len(set(devices.values())) > 1 or any(hasattr(member, "hf_device_map") for member in members.values()):
             self.hf_device_map = devices  # tells Hugging Face libraries not to move the model
-        self.set_rule(rule or config.rule, config.weights, config.termination)
+        made = ComposedRule.make(rule or config.rule, config.weights, self._ends, config.termination)
+        self._go_by(made, config.termination)
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()
 
@@ -72,14 +74,21 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         self, rule: RuleLike | None = None, weights: Sequence[float] | None = None, termination: str | None = None
     ) -> None:
         """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
-        A new rule stops as suits it, unless `termination` says otherwise."""
+        A new rule stops as suits it, unless `termination` says otherwise. `belief` by its name alone learns experts'
+        habits first, if the model has a tokenizer with a chat template."""
         if rule is None:
             rule, termination = self.rule.rule, self.config.termination if termination is None else termination
-        ends = [member.get("end_ids", ()) for member in self.config.members]
-        made = ComposedRule.make(rule, self.config.weights if weights is None else weights, ends, termination)
-        numbers = self._checked_weights(made)
-        self.rule, self.config.rule = made, made.describe()
-        self.config.termination = default_termination(made.name) if termination is None else termination
+        weights = self.config.weights if weights is None else weights
+        self._go_by(ComposedRule.make(prepared(self, rule, weights), weights, self._ends, termination), termination)
+
+    @property
+    def _ends(self) -> list[tuple[int, ...]]:
+        return [tuple(member.get("end_ids", ())) for member in self.config.members]
+
+    def _go_by(self, rule: ComposedRule, termination: str | None = None) -> None:
+        numbers = self._checked_weights(rule)
+        self.rule, self.config.rule = rule, rule.describe()
+        self.config.termination = default_termination(rule.name) if termination is None else termination
         for member, number in zip(self.config.members[1:], numbers, strict=True):
             member["weight"] = number
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..rules import normalised
+from ..rules import RuleLike, Weights, normalised, tilt
 from ..rules.belief import Belief, read_rows
 from ..rules.rows import windows
 from .neutral import PROMPTS
@@ -29,16 +29,22 @@ FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 SMALLEST = 1e-2  # deviation: an expert that always does the same is not told from one that hardly differs
 
 
-def calibrated(model: ComposedForCausalLM, rule: Belief) -> Belief:
-    """The rule with the habits of the model's experts, and with where prompts open and answers begin. Unchanged where
-    the tokenizer has no chat template that marks the beginning of an answer."""
+def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> RuleLike:
+    """Any rule as it was given, but `belief` by its name alone with the habits of the model's experts."""
+    by_name = rule in (Belief.name, {"name": Belief.name}) and len(weights) == len(model.members) - 1
+    return calibrated(model, Belief(), weights) if by_name else rule
+
+
+def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Belief:
+    """The rule with the habits of the model's weighted experts, and with where prompts open and answers begin.
+    Unchanged where the tokenizer has no chat template that marks the beginning of an answer."""
     limit = model.config.max_position_embeddings
     prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
     opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
     if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
         return rule
     rule = replace(rule, opening=opening, turn=turn[-rule.span :])
-    number_PKN = torch.cat([_numbers(model, rule, group) for group in _by_length(prompts)])
+    number_PKN = torch.cat([_numbers(model, rule, group, weights) for group in _by_length(prompts)])
     deviation_KN = number_PKN.std(0).clamp_min(SMALLEST)
     return replace(rule, habits=torch.cat([number_PKN.mean(0), deviation_KN], -1).tolist())
 
@@ -68,11 +74,12 @@ def _by_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
 
 
 @torch.inference_mode()
-def _numbers(model: ComposedForCausalLM, rule: Belief, prompts: Sequence[Sequence[int]]) -> Tensor:
+def _numbers(model: ComposedForCausalLM, rule: Belief, prompts: Sequence[Sequence[int]], weights: Weights) -> Tensor:
     """The numbers of every expert where the answers to prompts of one length would begin: [P, K, N]."""
     input_ids = torch.tensor(prompts, device=model.device)
     rows = min(input_ids.shape[1] - len(rule.opening), rule.span)
-    found = read_rows(normalised([model.member_logits(name, input_ids, None, rows, {}) for name in model.members]))
+    logp_MPTV = normalised([model.member_logits(name, input_ids, None, rows, {}) for name in model.members])
+    found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
     one_PT1 = torch.ones_like(found.log_z_BT)[..., None]
     new_PTF = torch.cat([found.surer_BTK, found.further_BTK, one_PT1, one_PT1], -1)
     ring_PWF = new_PTF.new_zeros(len(prompts), rule.span, new_PTF.shape[-1])
