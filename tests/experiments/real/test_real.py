@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessellm.errors import EngineError
 from tessellm.evaluate.columns import alone, in_place_of_all, with_rule
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.scoring import score
 from tessellm.experiments.real import __main__ as program
-from tessellm.experiments.real import experiment, train
+from tessellm.experiments.real import experiment, keep, measure, train
 from tessellm.experiments.real.columns import ROUTER, Column, own_columns, peer_columns, routes
 from tessellm.experiments.real.measure import Measuring, Task
 from tessellm.experiments.real.members import Experts, Places, load_base
 from tessellm.experiments.real.peers import METHODS, arrow, merged
+from tessellm.experiments.real.peft_files import read_facts
 from tessellm.experiments.real.plan import EQ2, PLANS, TWO
 from tessellm.experiments.real.reading import prompt_nats, read_alone, read_together
 from tessellm.experiments.real.results import OURS, claims_of
 from tessellm.experiments.real.skills import SKILLS, read
-from tessellm.experiments.real.tasks import encode
+from tessellm.experiments.real.tasks import encode, function_prompt
 from tessellm.rules import DEFAULT
 
 from real_cases import write_base, write_data
@@ -168,6 +170,22 @@ def test_strengths_are_chosen_on_development_prompts(experts, places, by_writing
     assert found[chosen] == max(found.values())
 
 
+def test_what_cannot_be_judged_here_is_kept_and_judged_elsewhere(experts, places, tmp_path, monkeypatch):
+    problems = [function_prompt(problem) for problem in read(places.data, "humaneval", "test")]
+    task, columns, said = Task("code", (), problems, 2), own_columns(experts, SMALL), []
+
+    def refuse(programs):
+        raise EngineError("this system refuses")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(measure, "exit_codes", refuse)
+        assert Measuring(Journal(tmp_path / "j"), SMALL, said.append).write(columns[0], columns, task) is None
+    assert "not judged: this system refuses" in said[-1]
+    later = Measuring(Journal(tmp_path / "j"), SMALL, said.append)
+    monkeypatch.setattr(later, "produce", None)
+    assert later.write(columns[0], columns, task)["scores"] == {"right": [0.0]}
+
+
 @pytest.mark.slow
 def test_all_of_it_at_a_small_size(places, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "device_for", lambda size: "cpu")
@@ -216,3 +234,25 @@ def test_the_full_size_is_refused_without_a_gpu(cli, places, tmp_path, monkeypat
     assert ran.code == 2
     assert "finds none here" in ran.err
     assert not Path(tmp_path / "out").exists()
+
+
+def test_trained_adapters_are_kept_with_their_scores(places, tmp_path, capsys):
+    cell = {"nats": 1.0, "texts": 3, "right": {"mean": 0.5}, "prompts": 4}
+    tasks = {name: {name: cell, "base": {**cell, "right": {"mean": 0.125}}} for name in SKILLS}
+    result = tmp_path / "real.json"
+    result.write_text(json.dumps({"tables": {"sets": {"six": {"tasks": tasks}}}}))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    given = ["--adapters", str(kept), "--result", str(result)]
+    assert keep.main([*given, "--trained", str(places.trained), "--seed", "1"]) == 0
+    assert read_facts(kept / "sql") == read_facts(places.trained / "sql-1")
+    card = (kept / "sql" / "README.md").read_text()
+    assert "0.500 (base 0.125)" in card
+    (kept / "sql" / "README.md").write_text("old")
+    assert keep.main(given) == 0
+    assert (kept / "sql" / "README.md").read_text() == card
+    result.write_text("{}")
+    assert keep.main(given) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert keep.main(["--adapters", str(kept), "--trained", str(tmp_path)]) == 2
+    assert "no adapter in" in capsys.readouterr().err

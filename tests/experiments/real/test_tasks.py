@@ -11,6 +11,7 @@ from tessellm.experiments.real.skills import REPOSITORY, SKILLS, Example, adapte
 from tessellm.experiments.real.tasks import (
     PASSED,
     encode,
+    end_of_answer,
     function_prompt,
     judge,
     number_of,
@@ -32,6 +33,14 @@ def test_examples_are_read_and_encoded_with_the_end_token(tmp_path):
     assert answer[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(answer[:-1]) == examples[0].answer
     assert read(tmp_path, "humaneval", "test")[0].facts["entry_point"] == "one"
+
+
+def test_answers_end_as_the_chat_template_ends_them_whatever_the_end_token_is_called():
+    template = "{% for m in messages %}<s>{{ m['content'] }}</s>\n{% endfor %}"
+    wrong = character_tokenizer(chat_template=template, eos_token="<s>", extra_special_tokens=["</s>"])
+    assert wrong.eos_token_id == 1
+    assert end_of_answer(wrong) == 2
+    assert end_of_answer(character_tokenizer()) == 2  # whose template marks no end
 
 
 def test_wrong_files_are_one_message(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ...errors import TessellmError
@@ -26,12 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sets", nargs="+", metavar="SET", help=f"some of: {', '.join(ALL_SETS)}")
     parser.add_argument("--limit", type=int, help="prompts per task")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="default: as the size asks; cpu where all is written and only to be judged")
     given = parser.parse_args(arguments)
     try:
         places = Places.found(given.data, given.adapters, given.trained, given.base)
         plan = PLANS[given.size].limited(given.limit, tuple(given.sets) if given.sets else None)
         with results_folder(given.out):
-            result = measure(places, plan, given.seed, given.out, given.size, lambda text: print(text, flush=True))
+            log = partial(print, flush=True)
+            result = measure(places, plan, given.seed, given.out, given.size, log, given.device)
             result.write(given.out)
     except TessellmError as error:
         print(f"error: {error}", file=sys.stderr)

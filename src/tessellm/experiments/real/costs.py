@@ -37,7 +37,8 @@ def _cost(column: Column, result: SetResult, tasks: Sequence[Task], measuring: M
         if measuring.plan.timed:
             seconds, tokens, more = _timed(column, result.columns, tasks[0], measuring)
         else:
-            entries = [result.written[task.name][column.name] for task in tasks]
+            cells = [result.written[task.name] for task in tasks]
+            entries = [each[column.name] for each in cells if column.name in each]
             seconds, tokens = sum(entry["seconds"] for entry in entries), sum(sum(entry["tokens"]) for entry in entries)
             more = 0
         size = float(weight_bytes(models_of(column, result.columns)) + more)

@@ -34,9 +34,11 @@ def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     return measure(Places.found(), PLANS[size], seed, out, size, log)
 
 
-def measure(places: Places, plan: Plan, seed: int, out: Path, size: str, log: Log = print) -> Result:
-    """The same with places and a plan that the caller made."""
-    since, device = time.monotonic(), device_for(size)
+def measure(
+    places: Places, plan: Plan, seed: int, out: Path, size: str, log: Log = print, device: str | None = None
+) -> Result:
+    """The same with places, a plan and a device of the caller's."""
+    since, device = time.monotonic(), device or device_for(size)
     with going_on(out / "real"):
         base = load_base(places, device)
         measuring = Measuring(Journal(out / "real" / f"{size}.jsonl"), plan, log)
@@ -81,9 +83,8 @@ def _measured_set(name: str, places: Places, base: Member, measuring: Measuring,
             result.read[task.name] = measuring.read(columns, task)
     for task in tasks:
         if task.write:
-            result.written[task.name] = {
-                column.name: measuring.write(column, columns, task) for column in writers(columns, task)
-            }
+            cells = {column.name: measuring.write(column, columns, task) for column in writers(columns, task)}
+            result.written[task.name] = {name: cell for name, cell in cells.items() if cell is not None}
     return result
 
 

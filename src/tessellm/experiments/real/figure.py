@@ -61,4 +61,6 @@ def _costs(ax: Any, costs: Mapping[str, Any], table: Mapping[str, Any]) -> None:
             ax.annotate(column, place, fontsize=7, xytext=(4, 3), textcoords="offset points", color=INK)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#ECEEF1", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.margins(0.18)
     ax.tick_params(labelsize=8)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ...errors import EngineError
 from ...evaluate.journal import Journal, key_of
 from ...evaluate.programs import exit_codes
 from ...evaluate.writer import Ask, BlockWriter, Written
@@ -111,19 +112,30 @@ class Measuring:
         chosen = [experts[expert].name for expert in routes(experts, texts, batch)]
         return Read([found[name].nats[place] for place, name in enumerate(chosen)], found[chosen[0]].tokens)
 
-    def write(self, column: Column, columns: Sequence[Column], task: Task) -> dict[str, Any]:
-        """What a column writes for the task's prompts, judged: texts, scores, tokens, seconds."""
-        key = key_of("written", column.identity, _prompts(task.write), task.new_tokens, task.how)
+    def write(self, column: Column, columns: Sequence[Column], task: Task) -> dict[str, Any] | None:
+        """What a column writes for the task's prompts, judged: texts, scores, tokens, seconds. None: written, but it
+        cannot be judged here."""
+        key = key_of("written", column.identity, _prompts(task.write), task.new_tokens)
         if key not in self.journal:
             since = time.perf_counter()
             written = self.produce(column, columns, task)
-            seconds = time.perf_counter() - since
-            texts = [each.text for each in written]
-            entry = self.journal.add(
-                key, texts=texts, scores=task.scores(texts), tokens=[each.tokens for each in written], seconds=seconds
-            )
-            self._tell(f"wrote {task.name}, {column.name}: {fmean(entry['scores']['right']):.3f} ({seconds:.0f} s)")
-        return self.journal[key]
+            seconds, texts = time.perf_counter() - since, [each.text for each in written]
+            self.journal.add(key, texts=texts, tokens=[each.tokens for each in written], seconds=seconds)
+            self._tell(f"wrote {task.name}, {column.name} ({seconds:.0f} s)")
+        entry = self.journal[key]
+        scores = self._judged(key, task, entry["texts"])
+        return None if scores is None else {**entry, "scores": scores}
+
+    def _judged(self, key: str, task: Task, texts: Sequence[str]) -> Scores | None:
+        """Scores of what was written under that key; programs are run once."""
+        own = key_of("judged", key, task.how)
+        if own not in self.journal:
+            try:
+                self.journal.add(own, scores=task.scores(texts))
+            except EngineError as error:
+                self._tell(f"{task.name} is not judged: {error}. Judge it elsewhere: run it again beside the journal")
+                return None
+        return self.journal[own]["scores"]
 
     def produce(self, column: Column, columns: Sequence[Column], task: Task) -> list[Written]:
         """Write for the task's prompts, whatever the journal has."""
@@ -165,7 +177,9 @@ class Measuring:
 
     def _develop(self, column: Column, task: Task) -> float:
         if self.plan.develop_by_writing and task.write:
-            return fmean(self.write(column, [column], task)["scores"]["right"])
+            written = self.write(column, [column], task)
+            assert written is not None  # no task with development prompts needs programs to be run
+            return fmean(written["scores"]["right"])
         return -self.read([column], task)[column.name].mean
 
 

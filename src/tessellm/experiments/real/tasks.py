@@ -22,11 +22,22 @@ PASSED = 83  # exit code of a program that came to its end
 
 
 def encode(tokenizer: Any, examples: Sequence[Example]) -> list[Text]:
-    """Prompts in the chat template, and answers with the end token, as token ids."""
+    """Prompts in the chat template, and answers with the token that ends them there, as token ids."""
     prompts = [as_chat(tokenizer, example.prompt) for example in examples]
     answers = [example.answer for example in examples]
     ids = [tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in (prompts, answers) if texts]
-    return [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(*ids, strict=True)]
+    end = end_of_answer(tokenizer)
+    return [(prompt, [*answer, end]) for prompt, answer in zip(*ids, strict=True)]
+
+
+def end_of_answer(tokenizer: Any) -> int:
+    """The special token that the chat template puts behind an answer, else the tokenizer's end token. Some versions of
+    transformers read another end token from a GGUF file than the template has, and models learn to end with it."""
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("answer")[2]
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    return ids[0] if ids and ids[0] in special else tokenizer.eos_token_id
 
 
 def judge(name: str, text: str, answer: str, fold: bool = False) -> float:

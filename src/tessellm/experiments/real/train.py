@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> None:
         for name in options.skills
         for seed in options.seed
     ]
-    base = BASE if options.base == "smollm2" else str(options.base)
+    is_usual = options.base == "smollm2" or Path(options.base).name.startswith(BASE.rpartition("/")[2])
+    base = BASE if is_usual else options.base
     for facts in Training(member.model, jobs, settings, options.out, base).run(lambda text: print(text, flush=True)):
         print(f"{facts.name}-{facts.seed}: {facts.dev_nats:.3f} nats per token on dev; base {facts.base_dev_nats:.3f}")
     if device == "cuda":
