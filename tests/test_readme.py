@@ -10,6 +10,7 @@ import yaml
 
 from tessellm.commands.app import app
 from tessellm.recipe import Recipe, read_recipe
+from test_imports import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,6 +40,20 @@ def test_every_command_shows_an_example(cli):
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_results_are_few():
+    (block,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", README, re.DOTALL)
+    assert len(re.findall(r"^\|", block, re.MULTILINE)) <= 2 + 10  # the heading, and ten rows
+
+
+def test_the_architecture_page_names_files_that_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("[!.]*/**/*.py")}
+    for name in re.findall(r"`([\w/-]+\.py)`", page):
+        place = name.replace("NAME/", "letters/")
+        assert "NAME" in place or "FORMAT" in place or any(f"/{file}".endswith(f"/{place}") for file in files), name
+    assert "  ".join(LIBRARY) in page, "the order of the folders is another"
 
 
 def test_the_recipe_shown_is_a_recipe():

@@ -1,5 +1,8 @@
-"""The command line's entry: signals, streams, exit codes. Exit codes: 0 done, 1 did not hold or failed, 2 bad usage,
-130 Ctrl-C. Imports nothing heavy: the libraries come when a command runs."""
+"""The command line's entry: signals, streams, exit codes.
+
+Exit codes: 0 done, 1 did not hold or failed, 2 bad usage, 130 Ctrl-C. Imports nothing heavy: the libraries come when a
+command runs.
+"""
 
 from __future__ import annotations
 

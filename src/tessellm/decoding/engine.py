@@ -24,8 +24,8 @@ from .buffers import StepResult
 from .members.groups import Members
 from .memory import CONTEXT
 from .plain import plain_groups
-from .prefill import PromptSchedule
 from .prefixes import Prefixes
+from .prompt_schedule import PromptSchedule
 from .requests import Request, check_request
 from .sampling import Sampling
 from .speculation import Speculation

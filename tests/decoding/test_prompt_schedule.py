@@ -10,7 +10,7 @@ import torch
 import tessellm
 from tessellm.decoding import passes
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.prefill import PASS_TOKENS
+from tessellm.decoding.prompt_schedule import PASS_TOKENS
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.steps import Steps
 
