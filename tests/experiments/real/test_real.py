@@ -24,15 +24,15 @@ from tessellm.experiments.real.reading import prompt_nats, read_alone, read_toge
 from tessellm.experiments.real.results import OURS, claims_of
 from tessellm.experiments.real.skills import SKILLS, read
 from tessellm.experiments.real.tasks import encode, function_prompt
-from tessellm.rules import DEFAULT
+from tessellm.rules import DEFAULT, RULES
 
 from real_cases import write_base, write_data
 
 SMALL = replace(
     PLANS["full"],
-    read=2, write=2, develop=1, two=1, batch_size=2, numbers=1 << 16, timed=1, new_tokens=3, rules=(DEFAULT, EQ2),
-    sets=("six", "six-other", "math+capitals", TWO), merges=("task-arithmetic", "dare-ties"), strengths=(0.5, 1.0),
-    writing=("sql", "code", "capitals"),
+    read=2, write=2, develop=1, two=1, batch_size=2, numbers=1 << 16, timed=1, new_tokens=3,
+    rules=(DEFAULT, EQ2, "belief"), sets=("six", "six-other", "math+capitals", TWO),
+    merges=("task-arithmetic", "dare-ties"), strengths=(0.5, 1.0), writing=("sql", "code", "capitals"),
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_adapters_share_the_tensors_of_one_base(experts):
 
 
 def test_reading_together_is_reading_each_alone(experts, places):
-    rules = {rule: with_rule(experts.composed, rule).rule for rule in (DEFAULT, EQ2, "owner")}
+    rules = {rule: with_rule(experts.composed, rule).rule for rule in RULES}
     for numbers in (1, 1 << 20):  # one text at a time, all at once
         found = read_together(experts.composed, rules, texts(experts, places), numbers)
         for name in (*rules, *experts.composed.members):

@@ -55,8 +55,7 @@ def own_columns(experts: Experts, plan: Plan) -> list[Column]:
         identity: list[Any] = [kind, experts.base_name, experts.identity.get(name)]
         found.append(Column(name, kind, identity, partial(alone, composed, name), member=name))
     for rule in plan.rules:
-        entry = with_rule(composed, rule).rule.describe()
-        identity = ["rule", experts.base_name, list(experts.identity.items()), entry]
+        identity = ["rule", experts.base_name, list(experts.identity.items()), rule]
         found.append(Column(rule_title(rule), "rule", identity, partial(with_rule, composed, rule), rule=rule))
     return found
 
