@@ -1,4 +1,4 @@
-"""The sweep as a picture: milliseconds a step against what was varied, with the limit."""
+"""The sweep as a picture: milliseconds per step against what was varied, with the limit."""
 
 from __future__ import annotations
 

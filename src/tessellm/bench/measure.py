@@ -1,4 +1,4 @@
-"""What is measured: milliseconds a step, tokens a second, the share of the memory-bandwidth limit, memory.
+"""What is measured: milliseconds per step, tokens per second, the share of the memory-bandwidth limit, memory.
 
 A step gives every running sequence one token. It has to read every weight once, so it cannot be shorter than the bytes
 of all distinct weights over the bandwidth of the memory; that bandwidth is measured, by copying. The engine and a loop

@@ -10,7 +10,7 @@ from ..rules import RULES
 
 
 def model_card(config: ComposedConfig, members: Sequence[SavedMember], name: str, notes: Sequence[str]) -> str:
-    """A model card in the hub's form."""
+    """Write a model card in the hub's form."""
     rows = "\n".join(
         f"| {member.name} | {member.kind} | {'' if i == 0 else format(member.weight, 'g')} | "
         f"`{member.source or ''}`{' @ ' + member.revision[:12] if member.revision else ''} |"

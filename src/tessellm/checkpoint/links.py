@@ -12,7 +12,7 @@ from ..members.saved import Stamp
 
 
 def link(saved: SavedMember, member: Member, target: Path) -> SavedMember:
-    """The member with where it is, seen from the composition's folder, and how it was loaded."""
+    """Add to a saved member where it is, relative to the composition's folder, and how it was loaded."""
     if member.source is None:
         raise CheckpointError(
             f"member {member.name!r} was given as a loaded model, so there is nothing to link to. Save with "
@@ -37,7 +37,7 @@ def _place(source: sources.Source, target: Path) -> dict[str, Any]:
 
 
 def saved_spec(saved: SavedMember, folder: Path, loading: Loading) -> MemberSpec:
-    """How to load a member of a saved composition; refused if it is gone or no longer what it was."""
+    """Say how to load a member of a saved composition; refuse one that is gone or has changed."""
     if saved.source is None:
         raise CheckpointError(f"{folder / 'config.json'} does not say where member {saved.name!r} is")
     as_saved = loading.dtype in (None, "auto")
@@ -52,7 +52,7 @@ def saved_spec(saved: SavedMember, folder: Path, loading: Loading) -> MemberSpec
 
 
 def _linked_source(saved: SavedMember, place: str, folder: Path) -> str:
-    """Where the member is; what is on this machine is compared with what it was."""
+    """Return where the member is; a local one must be what it was when saved."""
     if not place.startswith((".", sources.PACKAGE)):
         return place
     if place.startswith("."):

@@ -79,7 +79,7 @@ def is_composition(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> ComposedConfig:
-    """A composition's config, checked."""
+    """Read and check a composition's config."""
     file = folder / "config.json"
     try:
         content = _read_json(file)
@@ -98,7 +98,7 @@ def read_config(folder: Path) -> ComposedConfig:
 
 
 def check_saved(content: Mapping[str, Any], file: Path) -> SavedComposition:
-    """What config.json says, checked; `file` is named where it cannot be."""
+    """Check what config.json says; errors name `file`."""
     try:
         saved = SavedComposition.model_validate(dict(content))
         rule_entry(saved.rule)
@@ -111,7 +111,7 @@ def check_saved(content: Mapping[str, Any], file: Path) -> SavedComposition:
 
 
 def saved_members(config: ComposedConfig, folder: Path) -> list[SavedMember]:
-    """The members of a composition's config, checked."""
+    """Read and check the members in a composition's config."""
     return check_saved(config.to_dict(), folder / "config.json").members
 
 

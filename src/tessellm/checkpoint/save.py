@@ -80,7 +80,7 @@ def _write_config(model: ComposedForCausalLM, members: Sequence[SavedMember], fo
 
 
 def _storable(generation: GenerationConfig) -> GenerationConfig:
-    """Without settings that have no effect, which transformers refuses to write: sampling's or beams', if unused."""
+    """Drop settings without effect, which transformers refuses to write: of sampling or beams, if unused."""
     generation = copy.deepcopy(generation)
     idle: list[str] = []
     if not generation.do_sample:

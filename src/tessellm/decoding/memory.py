@@ -36,7 +36,7 @@ class SlotBytes:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """So many slots of so many tokens, and what they take."""
+    """A number of slots, tokens per slot, and the memory that they take."""
 
     slots: int
     context: int
@@ -51,7 +51,7 @@ class SlotPlan:
 def fit(
     each: SlotBytes, free: int, limit: int | None, slots: int | None = None, context: int | None = None
 ) -> SlotPlan:
-    """As many slots as fit into a share of the free memory, each as long as members allow; or what the user says."""
+    """Plan as many slots as fit into a share of the free memory, each as long as members allow; or what was asked."""
     longest = min(number for number in (context, limit, CONTEXT if context is None else None) if number)
     budget = int(free * SHARE)
     if slots is None:
@@ -63,7 +63,7 @@ def fit(
 
 
 def plan_slots(model: ComposedForCausalLM, slots: int | None = None, context: int | None = None) -> SlotPlan:
-    """For a loaded composition on its device; refuses what is more than all of its free memory."""
+    """Plan slots for a loaded composition on its device; refuse more than all of its free memory."""
     plan = fit(slot_bytes(model), free_bytes(model.device), model.config.max_position_embeddings, slots, context)
     if plan.bytes > plan.free:
         raise EngineError(f"{plan} on {model.device}. Use fewer slots or a smaller context (--slots, --context)")
@@ -77,7 +77,7 @@ def slot_bytes(model: ComposedForCausalLM) -> SlotBytes:
 
 
 def cell_values(config: Any) -> int:
-    """Numbers that a member keeps in its cache per token."""
+    """Count the numbers that a member keeps in its cache per token."""
     text = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None)
     if not heads:
@@ -88,19 +88,19 @@ def cell_values(config: Any) -> int:
 
 
 def row_bytes(members: int, vocab_size: int, remembers: bool) -> int:
-    """A slot's, beside its tokens: log-probabilities in float32, and what a rule with state keeps of the last row."""
+    """Count a slot's bytes beside its cache: log-probabilities in float32, and the last row where a rule keeps it."""
     return members * vocab_size * 4 * (2 if remembers else 1)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that may be taken on a device."""
+    """Return the free memory of a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(min(_available(), _left_to_group()))
 
 
 def _available() -> int:
-    """What the system would give without swapping; all of it where it does not tell."""
+    """Return the memory that the system gives without swapping; all of it where it does not tell."""
     if MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
         if "MemAvailable" in lines:
@@ -111,7 +111,7 @@ def _available() -> int:
 
 
 def _left_to_group() -> float:
-    """What a container leaves to its processes; infinite where there is no such bound."""
+    """Return the memory that a container leaves to its processes; infinite where it sets no limit."""
     try:
         most, used = (CGROUP / name for name in ("memory.max", "memory.current"))
         return int(most.read_text()) - int(used.read_text())

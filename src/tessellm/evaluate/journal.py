@@ -1,4 +1,4 @@
-"""Journal: what was computed so far, one JSON line a problem, appended as it ends. A run that was killed goes on.
+"""Journal: what was computed so far, one JSON line per problem, appended as it ends. A run that was killed goes on.
 
 A line that was cut off while it was written is forgotten, and its problem computed again.
 """

@@ -1,4 +1,4 @@
-"""The table: a row a task, a column a model, with intervals; as JSON, Markdown, LaTeX and a picture."""
+"""The table: a row per task, a column per model, with intervals; as JSON, Markdown, LaTeX and a picture."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Experiments: a folder each; what they share is in lab/. The library imports none of them."""
+"""Experiments: one folder each; what they share is in lab/. The library imports none of them."""

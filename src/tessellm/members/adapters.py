@@ -1,4 +1,4 @@
-"""LoRA experts: one module tree an expert, every tensor of the base shared by all of them.
+"""LoRA experts: one module tree per expert, every tensor of the base shared by all of them.
 
 An adapter of PEFT's is put on a structural copy of the base: new modules around the same parameters. So k experts
 cost one base and k small deltas in memory, no adapter is ever switched on or off, and a base that the user loaded
@@ -31,14 +31,14 @@ PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")  # of LoRA; others 
 
 
 def share(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model's structure around the very same parameters and buffers."""
+    """Copy the model's structure around the very same parameters and buffers."""
     kept = [*model.parameters(), *model.buffers(), *shared_state(model)]
     memo: dict[int, Any] = {id(part): part for part in kept}
     return copy.deepcopy(model, memo)
 
 
 def without_adapters(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """A structural copy of a loaded model, with adapters that PEFT put into it left out."""
+    """Copy a loaded model's structure without the adapters that PEFT put into it."""
     if not has_adapters(model):
         return share(model)
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -65,7 +65,7 @@ def has_adapters(model: Any) -> bool:
 def load_adapter(
     source: sources.Source, name: str, base: PreTrainedModel, base_source: sources.Source | None, any_base: bool
 ) -> tuple[PreTrainedModel, bool, str | None]:
-    """The base with the adapter in it; whether it is a full model of its own; a note for the user, if one is due."""
+    """Put an adapter into the base; return that, whether it is a full model of its own, and a note for the user."""
     config = _read_config(source, name)
     check_readable(base, "base")
     if getattr(config, "use_dora", False):
@@ -90,7 +90,7 @@ def load_adapter(
 
 
 def adapt_loaded(peft_model: Any, name: str, base: PreTrainedModel) -> tuple[PreTrainedModel, bool, str | None]:
-    """The same for a PeftModel that the user has in memory. Its own base must be this base."""
+    """Do the same for a PeftModel in memory. Its own base must be this base."""
     plain = without_adapters(peft_model.get_base_model(), name)
     theirs, ours = (cast(Tensor, model.get_input_embeddings().weight) for model in (plain, base))
     if theirs.shape != ours.shape or not torch.equal(theirs.to(ours), ours):
@@ -115,7 +115,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _stored_dtype(directory: Path) -> torch.dtype | None:
-    """The dtype of an adapter's tensors on disk; None where they differ."""
+    """Read the dtype of an adapter's tensors on disk; None where they differ."""
     with safe_open(sources.weight_files(directory)[0], "pt") as file:
         found = {file.get_slice(key).get_dtype() for key in file.keys()}
     return {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}.get(*found) if len(found) == 1 else None
@@ -155,7 +155,7 @@ def _read_config(source: sources.Source, name: str) -> Any:
 
 
 def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
-    """A PeftModel of this very model, after a check that every tensor of the file found its place."""
+    """Make a PeftModel of this very model, and check that every tensor of the file found its place."""
     from peft import PeftModel, get_peft_model_state_dict
 
     names = set(model.state_dict())
@@ -192,12 +192,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _base_key(key: str) -> str:
-    """What a tensor of an adapter's file is called in the base."""
+    """Name the base's tensor that a tensor of an adapter's file belongs to."""
     return key.removeprefix(PREFIX).replace(".base_layer.", ".")
 
 
 def _changed_tensors(directory: Path, base: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors of the base that the adapter brings in a version of its own, by their names in the base."""
+    """Read the adapter's own versions of tensors of the base, by their names in the base."""
     ours = base.state_dict()
     changed = {}
     with safe_open(sources.weight_files(directory)[0], "pt") as file:
@@ -211,7 +211,7 @@ def _changed_tensors(directory: Path, base: PreTrainedModel) -> dict[str, Tensor
 
 
 def _why_full(config: Any, changed: dict[str, Tensor]) -> str | None:
-    """Why an adapter cannot share the base's tensors; None if it can."""
+    """Say why an adapter cannot share the base's tensors; None if it can."""
     start = getattr(config, "init_lora_weights", True)
     if start not in PLAIN_STARTS:
         return f"changes the weights under it (init_lora_weights: {start})"
@@ -236,7 +236,7 @@ def _check_base(
     base: PreTrainedModel,
     base_source: sources.Source | None,
 ) -> str | None:
-    """Refuse an adapter that was surely trained on another base; a note where that cannot be told."""
+    """Refuse an adapter that was surely trained on another base; return a note where nobody can tell."""
     ours = base_source.name if base_source else base.name_or_path
     if not isinstance(trained_on, str) or not trained_on or not ours or trained_on == ours:
         return None

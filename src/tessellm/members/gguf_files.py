@@ -90,7 +90,7 @@ def _parse(file: Path, owner: str) -> Any:
 
 
 def load_model(file: Path, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The model with plain weights, and transformers' report of what was missing."""
+    """Load the model with plain weights; return it and transformers' report of missing tensors."""
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(file.parent, gguf_file=file.name, output_loading_info=True, **_dequantised(), **options)
     for configured in (model.config, model.config.get_text_config(decoder=True)):
@@ -109,7 +109,7 @@ def _dequantised() -> dict[str, Any]:
 
 
 def load_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The file's tokenizer. One without a padding token pads with its end token, which attention masks hide."""
+    """Load the file's tokenizer. One without a padding token pads with its end token, which attention masks hide."""
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
@@ -118,13 +118,13 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def load_config(file: Path) -> Any:
-    """The config of the model in the file."""
+    """Read the config of the model in the file."""
     with read_once():
         return AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def count_parameters(file: Path) -> int:
-    """Numbers in the file's tensors."""
+    """Count the numbers in the file's tensors."""
     with read_once():
         return sum(int(tensor.n_elements) for tensor in _parse(file, "the member").tensors)
 

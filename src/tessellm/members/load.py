@@ -38,7 +38,7 @@ def load_member(name: str, spec: MemberSpec, base: Member | None, loading: Loadi
 
 
 def _check_weights(member: Member) -> None:
-    """Parameters on "meta" hold no numbers, unless they are offloaded and come when needed."""
+    """Refuse parameters on "meta", which hold no numbers, unless they are offloaded and come when needed."""
     places = {str(place) for place in getattr(member.model, "hf_device_map", {}).values()}
     if not places & {"cpu", "disk"} and any(parameter.is_meta for parameter in member.model.parameters()):
         raise MemberError(f"member {member.name!r} is on the device 'meta', without weights. Load it on a real device")
@@ -66,7 +66,7 @@ def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Load
 
 
 def _check_same_as_base(name: str, spec: MemberSpec, base: Member) -> None:
-    """An adapter runs inside its base: where the base is, and as it was loaded."""
+    """Refuse settings of an adapter that are not its base's, inside which it runs."""
     if spec.dtype not in (None, "auto") and dtype_of(spec.dtype) != base.model.dtype:
         raise MemberError(
             f"member {name!r} is an adapter and runs in its base's dtype, {base.model.dtype}; it cannot have the "
@@ -82,7 +82,7 @@ def _check_same_as_base(name: str, spec: MemberSpec, base: Member) -> None:
 
 
 def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -> Member:
-    """A member from a model in memory. The composition gets modules of its own around the same tensors."""
+    """Make a member of a model in memory. The composition gets modules of its own around the same tensors."""
     given = [key for key in ("revision", "dtype", "quantization") if getattr(spec, key) is not None]
     if given:
         raise MemberError(f"member {name!r} is a loaded model; {given[0]} cannot be set any more. Leave it out")
@@ -140,7 +140,7 @@ def _options(spec: MemberSpec, loading: Loading) -> dict[str, Any]:
 
 @contextmanager
 def _telling(name: str, source: Source) -> Iterator[None]:
-    """What transformers cannot load becomes one message that names the member."""
+    """Turn transformers' errors into one message that names the member."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -150,7 +150,7 @@ def _telling(name: str, source: Source) -> Iterator[None]:
 
 
 def _complete(name: str, model: Any, report: Any, source: Source) -> PreTrainedModel:
-    """The model, ready to run, after a check that every tensor of it was in the files."""
+    """Check that every tensor of the model was in the files; return it, ready to run."""
     missing = sorted(report["missing_keys"])
     if missing:
         raise MemberError(
@@ -166,12 +166,12 @@ def _in_one_line(error: Exception) -> str:
 
 
 def load_config(source: Source) -> Any:
-    """The config of a full member, from its files."""
+    """Read the config of a full member from its files."""
     return gguf_files.load_config(source.path) if source.file else AutoConfig.from_pretrained(source.directory)
 
 
 def load_tokenizer(directory: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
-    """The folder's tokenizer, or None where it has none."""
+    """Load the folder's tokenizer; None where it has none."""
     names = (
         "tokenizer.json",
         "tokenizer_config.json",

@@ -19,7 +19,7 @@ QUANTIZATIONS = ("bnb-4bit", "bnb-8bit", "torchao-int8", "torchao-int4")
 
 
 def quantization_config(kind: str | None) -> Any:
-    """What transformers needs to quantize a model while it is loaded."""
+    """Make the config by which transformers quantizes a model while loading it."""
     if kind is None:
         return None
     from transformers import BitsAndBytesConfig, TorchAoConfig
@@ -36,7 +36,7 @@ def quantization_config(kind: str | None) -> Any:
 
 
 def shared_state(model: nn.Module) -> list[Any]:
-    """What 8-bit layers of bitsandbytes' keep beside their parameters; copies of a layer have to share it."""
+    """Return what bitsandbytes' 8-bit layers keep beside their parameters; copies of a layer have to share it."""
     states = [getattr(module, "state", None) for module in model.modules()]
     return [state for state in states if type(state).__name__ == "MatmulLtState"]
 

@@ -24,7 +24,7 @@ Text = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 
 
 def known_quantization(kind: str) -> str:
-    """The name of a quantization, if it is one."""
+    """Return the name of a quantization; refuse any other."""
     if kind not in QUANTIZATIONS:
         raise ValueError(f"unknown quantization {shown(kind)}; {nearest(kind[:LONGEST], QUANTIZATIONS)}")
     return kind
@@ -63,12 +63,12 @@ class Stamp:
 
 
 def quick(files: Sequence[Path]) -> list[list[int]]:
-    """Size and time of each file."""
+    """List size and time of each file."""
     return [[file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def telling_files(source: Source) -> list[Path]:
-    """The files that make a member what it is: its weights, and how they are to be read."""
+    """List the files that make a member what it is: weights and configs."""
     if source.file is not None:
         return [source.path]
     configs = (source.directory / name for name in ("config.json", "adapter_config.json"))
@@ -94,7 +94,7 @@ class SavedMember(BaseModel):
 
     @classmethod
     def of(cls, member: Member, end_ids: Sequence[int]) -> SavedMember:
-        """A loaded member, with its end tokens in the composition's ids."""
+        """Describe a loaded member, with its end tokens in the composition's ids."""
         return cls(
             name=member.name,
             kind="adapter" if member.is_adapter else "full",
@@ -105,10 +105,10 @@ class SavedMember(BaseModel):
         )
 
     def placed(self, **place: Any) -> SavedMember:
-        """The same member, found and loaded as `place` says and no otherwise."""
+        """Return the same member, found and loaded as `place` says."""
         always = {key: getattr(self, key) for key in ("name", "kind", "weight", "end_ids")}
         return SavedMember(**always, **place)
 
     def entry(self) -> dict[str, Any]:
-        """As the config holds it."""
+        """Return the entry that config.json holds."""
         return self.model_dump(exclude_none=True)

@@ -44,7 +44,7 @@ def _is_same(ours: nn.Parameter, theirs: nn.Parameter) -> bool:
 
 
 def unique_bytes(modules: Iterable[nn.Module]) -> int:
-    """The bytes of all parameters and buffers, each piece of memory counted once."""
+    """Count the bytes of all parameters and buffers, each piece of memory once."""
     seen: dict[tuple[torch.device, int], int] = {}
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
@@ -55,7 +55,7 @@ def unique_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def _plain_parts(tensor: Any) -> Iterable[Tensor]:
-    """The tensors with memory of their own in a tensor; quantized ones hold several."""
+    """List the tensors with memory of their own in a tensor; quantized ones hold several."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

@@ -49,7 +49,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What finds it again, as a user would write it."""
+        """Return the source as a user would write it."""
         if self.package:
             return f"{PACKAGE}{self.package}/{self.file}"
         if self.hub_id:
@@ -58,7 +58,7 @@ class Source:
 
 
 def find(source: str | Path, owner: str, revision: str | None = None, **download: Any) -> Source:
-    """The files of `owner` (as in "member 'math'"); hub repositories are downloaded, safetensors or one GGUF file."""
+    """Find the files of `owner` (as in "member 'math'"); hub repositories are downloaded: safetensors, or one GGUF."""
     if len(str(source)) > LONGEST or "\0" in str(source):
         raise MemberError(
             f"{owner}: {str(source)[:60]!r}… is no path and no hub id: it has {len(str(source))} characters"
@@ -88,7 +88,7 @@ def exists(path: Path) -> bool:
 
 
 def _local(path: Path, owner: str, revision: str | None, package: str | None = None) -> Source:
-    """A folder here, or a GGUF file."""
+    """Take a local folder or GGUF file."""
     if revision is not None:
         what = "an installed file" if package else f"a local {'folder' if path.is_dir() else 'file'}"
         raise MemberError(f"{owner}: {path} is {what}, which has no revision {revision!r}")
@@ -100,7 +100,7 @@ def _local(path: Path, owner: str, revision: str | None, package: str | None = N
 
 
 def _packaged(source: str, owner: str) -> Path:
-    """The file inside an installed package, which is found without being imported."""
+    """Find the file inside an installed package, without importing it."""
     package, _, file = source.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier() or not file.lower().endswith(".gguf") or ".." in file.split("/"):
         raise MemberError(f"{owner}: expected {PACKAGE}NAME/FILE.gguf; got {source!r}")
@@ -117,7 +117,7 @@ def _packaged(source: str, owner: str) -> Path:
 
 
 def _hub_file(source: str) -> tuple[str, str | None]:
-    """`owner/name/FILE.gguf` is a file of a repository; anything else a repository."""
+    """Split `owner/name/FILE.gguf` into repository and file; anything else is a repository."""
     parts = source.split("/")
     return (
         ("/".join(parts[:2]), "/".join(parts[2:]))
@@ -183,7 +183,7 @@ def _files_on_hub(hub_id: str, revision: str | None, token: str | None) -> list[
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that hold a folder's weights, in order; those that its index lists, if it has one."""
+    """List the safetensors files that hold a folder's weights, in order; those that its index lists, if it has one."""
     for stem in ("model", "adapter_model"):
         index = directory / f"{stem}.safetensors.index.json"
         if (directory / f"{stem}.safetensors").is_file():  # which transformers takes before an index
@@ -194,7 +194,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """The files that an index names: beside it, or what the members of a composition share."""
+    """List the files that an index names: beside it, or among those that a composition's members share."""
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         if not all(isinstance(name, str) and len(name) <= LONGEST and "\0" not in name for name in names):
@@ -210,7 +210,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def check(source: Source, owner: str) -> list[Path]:
-    """The files that hold a member's weights, after a look at each."""
+    """Check the files that hold a member's weights, and list them."""
     if source.file is None:
         return check_files(source.directory, owner)
     gguf_files.check(source.path, owner)
@@ -218,7 +218,7 @@ def check(source: Source, owner: str) -> list[Path]:
 
 
 def check_files(directory: Path, owner: str) -> list[Path]:
-    """The weight files, after a look at each: all there, all whole, none of them pickles."""
+    """Check that the weight files are there, whole and no pickles; list them."""
     if not any((directory / file).is_file() for file in ("config.json", "adapter_config.json")):
         raise MemberError(
             f"{owner}: {directory} holds neither config.json nor adapter_config.json. Expected the folder of a "
@@ -248,7 +248,7 @@ def _refuse_pickles(files: list[str], place: str, owner: str) -> None:
 
 
 def safetensors_problem(file: Path) -> str | None:
-    """What is wrong with a safetensors file, from its header and its size alone; None if it is whole."""
+    """Say what is wrong with a safetensors file, by its header and size alone; None: it is whole."""
     if not exists(file) or not file.is_file():
         return "is missing"
     size = file.stat().st_size
@@ -268,7 +268,7 @@ def safetensors_problem(file: Path) -> str | None:
 
 
 def _end(entry: Any) -> int:
-    """Where a tensor of a header ends."""
+    """Return the offset at which a tensor of a header ends."""
     start, end = entry["data_offsets"]
     numbers = [start, end, *entry["shape"]]
     if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(entry["dtype"], str):
@@ -277,7 +277,7 @@ def _end(entry: Any) -> int:
 
 
 def digest(files: list[Path]) -> str:
-    """One sha256 over files, in the order given."""
+    """Hash files in the order given: one sha256 over all of them."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    """A dtype by its name."""
+    """Return a dtype by its name."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -35,7 +35,7 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _plain_number(number: Any) -> Any:
-    """numpy's and others' numbers as Python's; anything else as it is, to be refused."""
+    """Turn numbers of numpy and others into Python's; leave anything else as it is, to be refused."""
     return float(number) if isinstance(number, Real) and not isinstance(number, bool) else number
 
 
@@ -75,7 +75,7 @@ class MemberSpec:
 
     @classmethod
     def of(cls, member: Any) -> MemberSpec:
-        """From what `compose` takes: a path or hub id, a loaded model, a mapping, or a MemberSpec."""
+        """Make one of what `compose` takes: a path or hub id, a loaded model, a mapping, or a MemberSpec."""
         if isinstance(member, MemberSpec):
             return member
         if isinstance(member, Mapping):
@@ -91,7 +91,7 @@ class MemberSpec:
         )
 
     def seen_from(self, folder: Path) -> MemberSpec:
-        """The same; a path that begins with a dot is relative to `folder`."""
+        """Return the same specification; a path that begins with a dot is relative to `folder`."""
         if isinstance(self.source, str) and self.source.startswith("."):
             return replace(self, source=os.path.abspath(folder / self.source))
         return self
@@ -136,7 +136,7 @@ class Member:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Every end token that the member declares, in its config or its generation config."""
+        """List every end token that the member declares, in its config or its generation config."""
         found: set[int] = set()
         for config in (self.model.config, getattr(self.model, "generation_config", None)):
             ids = getattr(config, "eos_token_id", None)
@@ -145,7 +145,7 @@ class Member:
 
 
 def check_name(name: str) -> None:
-    """Member names become module and folder names."""
+    """Refuse a member name that cannot be a module's and a folder's."""
     if not isinstance(name, str) or not MEMBER_NAME.match(name) or name == "base" or hasattr(nn.ModuleDict, name):
         raise MemberError(
             f"{name!r} cannot be an expert's name: expected letters, digits, _ and -, first a letter, and none of "

@@ -1,4 +1,4 @@
-"""ComposedCache: one cache a member, and the rule's state, behind one Hugging Face `Cache`.
+"""ComposedCache: one cache per member, and the rule's state, behind one Hugging Face `Cache`.
 
 Whatever generation does to a cache (reorder, crop, select, repeat) is done to every member's cache and to the rule's
 state, so that beams, batches and rollbacks stay right. It knows the rule only as something with a state.

@@ -1,1 +1,1 @@
-"""The server: OpenAI's API on one engine, and a page on which the experts are seen speaking."""
+"""The server: OpenAI's API on one engine, and the playground (play.html), where the experts are seen speaking."""

@@ -39,7 +39,7 @@ class News:
 
 @dataclass(eq=False)
 class Job:
-    """A request, until when it may take, and where its news go, under its number."""
+    """A request with its deadline, and the queue that its news go to, under its number."""
 
     request: Request
     stops: StopFinder | None
@@ -106,7 +106,7 @@ class Scheduler:
         return jobs
 
     def cancel(self, job: Job) -> None:
-        """Its slot is free before the next step."""
+        """Drop a request; its slot is free before the next step."""
         if not job.closed:
             self._inbox.put(("cancelled", job))
 
@@ -119,7 +119,7 @@ class Scheduler:
         return sum(request is not None for request in self.engine.in_slot)
 
     def _retry_after(self) -> int:
-        """Seconds until a slot may be free: a guess from how many wait for each."""
+        """Estimate the seconds until a slot is free from how many requests wait for each."""
         return max(1, min(60, self.open // (2 * len(self.engine.in_slot))))
 
     def _run(self) -> None:
@@ -185,7 +185,7 @@ class Scheduler:
                 self._ended(job.request)
 
     def _refuse_all(self) -> None:
-        """After a failure: answer what still comes in."""
+        """Answer what still comes in after a failure."""
         while True:
             order, job = self._inbox.get()
             if job is None:

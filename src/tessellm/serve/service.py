@@ -105,7 +105,7 @@ class Service:
             return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
 
     def _texts(self, asked: CompletionRequest, rows: Sequence[list[int]]) -> list[str]:
-        """The prompt of each choice: as it came, or its ids as text."""
+        """Return the prompt of each choice: as it came, or its ids as text."""
         pairs = zip(as_list(asked.prompt), rows, strict=True)
         texts = [prompt if isinstance(prompt, str) else str(self.tokenizer.decode(row)) for prompt, row in pairs]
         return [text for text in texts for _ in range(asked.n or 1)]
@@ -151,7 +151,7 @@ class Service:
             raise bad(str(error)) from error
 
     async def whole(self, running: Running) -> Answer:
-        """The answer, when all of it is there."""
+        """Return the answer, when all of it is there."""
         texts, tokens, reasons = ({n: [] for n in range(len(running.choices))} for _ in range(3))  # type: ignore[var-annotated]
         async with aclosing(pieces(self.scheduler, running.choices)) as coming:
             async for number, piece in coming:
@@ -165,7 +165,7 @@ class Service:
         return running.reply.whole(made, running.usage)
 
     async def streamed(self, running: Running) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; a failure on the way is the last of them."""
+        """Stream the answer as server-sent events; a failure on the way is the last of them."""
         begun: set[int] = set()
         try:
             async with aclosing(pieces(self.scheduler, running.choices)) as coming:
@@ -202,7 +202,7 @@ def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engi
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:
-    """Choices of one request differ in their seeds."""
+    """Make the sampling settings of one choice; choices of one request differ in their seeds."""
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     return Sampling(

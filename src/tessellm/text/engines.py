@@ -29,7 +29,7 @@ PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and th
 
 
 def unusual_settings(model: ComposedForCausalLM) -> list[str]:
-    """What the generation config asks for and only the reference knows."""
+    """List what the generation config asks for and only the reference can do."""
     return sorted(key for key, plain in PLAIN.items() if getattr(model.generation_config, key, None) not in plain)
 
 

@@ -70,7 +70,7 @@ def by_engine(
     options: TextOptions,
     streamer: Streamer | None = None,
 ) -> Iterator[list[int]]:
-    """The new tokens of each row, in order, an end token included."""
+    """Yield the new tokens of each row, in order, end token included."""
     ordered = [order(engine, tokenizer, row, options, number) for number, row in enumerate(rows)]
     left, shown = deque(request for request, _ in ordered), 0
     if streamer is not None:

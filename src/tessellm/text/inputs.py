@@ -14,7 +14,7 @@ from ..errors import PromptError
 
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
-    """Prompts from the command line (- is standard input) and from a file."""
+    """Read prompts from the command line (- is standard input) and from a file."""
     found = [_standard_input() if prompt == "-" else prompt for prompt in prompts]
     for number, prompt in enumerate(found, 1):
         check_characters(prompt, f"prompt {number}")
@@ -39,12 +39,12 @@ def _standard_input() -> str:
 
 
 def read_texts(path: Path, key: str) -> list[str]:
-    """Texts from a JSON list or JSON lines (of strings, or with that key), or from the lines of any other file."""
+    """Read texts from a JSON list or JSON lines (of strings, or with that key), or from the lines of any other file."""
     return [_text_of(entry, key, where) for where, entry in _entries(path)]
 
 
 def read_examples(path: Path) -> list[tuple[str, str]]:
-    """Pairs of a prompt, which may be empty, and the text that should follow it."""
+    """Read pairs of a prompt, which may be empty, and the text that should follow it."""
     found = [
         (_text_of(entry, "prompt", where) if isinstance(entry, dict) and "prompt" in entry else "", text)
         for (where, entry), text in zip(_entries(path), read_texts(path, "text"), strict=True)
@@ -55,13 +55,13 @@ def read_examples(path: Path) -> list[tuple[str, str]]:
 
 
 def _entries(path: Path) -> list[tuple[str, Any]]:
-    """Where in the file, and what is there: JSON, or text."""
+    """List each entry with its place in the file: JSON, or text."""
     return [(where, read()) for where, read in entries(path)]
 
 
 def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[], Any]]]:
-    """Where in the file, and how to read what is there; reading an entry that is malformed raises PromptError. The
-    name says which kind of file it is, unless `suffix` does."""
+    """List each entry's place in the file and how to read it; reading a malformed entry raises PromptError. The file's
+    name says of which kind it is, unless `suffix` does."""
     suffix = path.suffix if suffix is None else suffix
     try:
         content = path.read_bytes().removeprefix(BOM_UTF8)
@@ -80,7 +80,7 @@ def entries(path: Path, suffix: str | None = None) -> list[tuple[str, Callable[[
 
 
 def _is_utf16(content: bytes) -> bool:
-    """By its mark, or by what English looks like in it: every other byte is zero."""
+    """Recognise UTF-16 by its byte order mark, or by English text: every other byte is zero."""
     start = content[:4096]
     return start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or start.count(0) > len(start) // 4
 
@@ -116,7 +116,7 @@ def _text_of(entry: Any, key: str, where: str) -> str:
 
 
 def check_characters(text: str, where: str) -> None:
-    """JSON can hold half a character (\\ud800), which no tokenizer reads."""
+    """Refuse half a character (\\ud800), which JSON can hold and no tokenizer reads."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

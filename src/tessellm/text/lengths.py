@@ -17,18 +17,18 @@ MOST_BYTES = 4  # of a character, which may be a token of its own
 
 
 class Lengths:
-    """Lower bounds for one tokenizer and so many tokens that fit."""
+    """Lower bounds on token counts, for one tokenizer and one limit."""
 
     def __init__(self, tokenizer: Any, context: int):
         self.tokenizer, self.context = tokenizer, context
         self.longest = longest_token(tokenizer)
 
     def at_least(self, text: str) -> int:
-        """Tokens that a text surely has, by its bytes."""
+        """Bound a text's tokens from below by its bytes."""
         return 0 if self.longest is None else math.ceil(len(text.encode()) / self.longest)
 
     def beginning(self, text: str) -> int:
-        """Tokens that a very long text has at least, by its beginning."""
+        """Bound a very long text's tokens from below by its beginning."""
         return tokens_of_beginning(self.tokenizer, self.context, text)
 
 
@@ -68,6 +68,6 @@ def _state(part: Any) -> Any:
 
 
 def _kinds(part: Any) -> set[str]:
-    """Of a pre-tokenizer and those that it is made of."""
+    """List the types of a pre-tokenizer and of its parts."""
     state = _state(part)
     return {each["type"] for each in (state, *state.get("pretokenizers", ())) if "type" in each}

@@ -25,7 +25,7 @@ class TextOptions:
         Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)  # which says what cannot be asked for
 
     def sampling(self, number: int) -> Sampling:
-        """Ask the engine for the text with that number."""
+        """Make the engine's sampling settings for the text with that number."""
         return Sampling(self.max_new_tokens, self.temperature, self.top_p, seed_of(self.seed, number))
 
 

@@ -20,7 +20,7 @@ def tokenizer_of(model: ComposedForCausalLM) -> Any:
 
 
 def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = True) -> list[int]:
-    """Token ids of a text. One that is far too long is told by its beginning: to tokenise megabytes takes minutes."""
+    """Tokenise a text. One that is far too long is refused by its beginning: tokenising megabytes takes minutes."""
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
     if limit:
         check_room(tokens_of_beginning(tokenizer, limit, text), 0, limit, what, about="at least ")
@@ -28,7 +28,7 @@ def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = Tru
 
 
 def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
-    """Token ids of a prompt and its text, none longer than the members' context, and how many are the prompt's."""
+    """Tokenise prompts with their texts, none longer than the members' context, and how many are the prompt's."""
     encoded = []
     for number, (prompt, text) in enumerate(examples, 1):
         row = encode(model, prompt + text, f"text {number}")
@@ -40,7 +40,7 @@ def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, st
 def encode_prompts(
     model: ComposedForCausalLM, prompts: Sequence[str], options: TextOptions
 ) -> tuple[list[list[int]], TextOptions]:
-    """Their token ids, and the options, with fewer new tokens where they are to fit."""
+    """Tokenise prompts; return their ids and the options, with fewer new tokens where they have to fit."""
     if "" in options.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings

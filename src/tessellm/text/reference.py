@@ -22,7 +22,7 @@ def by_reference(
     batch_size: int,
     streamer: Streamer | None = None,
 ) -> Iterator[list[int]]:
-    """The new tokens of each row, in order; padding may follow the end."""
+    """Yield the new tokens of each row, in order; padding may follow the end."""
     for start, output_BT in reference_batches(model, rows, options, batch_size, lambda: {"streamer": streamer}):
         yield from output_BT[:, start:].tolist()
 

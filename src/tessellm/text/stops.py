@@ -88,12 +88,12 @@ _letters = lru_cache(maxsize=8)(_Letters)
 
 
 def stop_position(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop text begins."""
+    """Find where the first stop text begins; None: there is none."""
     return min((text.find(stop) for stop in stops if stop in text), default=None)
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of a stop text."""
+    """Count the characters at the end that may begin a stop text."""
     starts = (stop[:size] for stop in stops for size in range(1, len(stop)))
     return max((len(start) for start in starts if text.endswith(start)), default=0)
 

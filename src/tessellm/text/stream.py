@@ -58,7 +58,7 @@ class TextStream:
         self.pending.append(Token(token, logprob, seen, before, len(self.text)))
 
     def finish(self) -> None:
-        """Nothing more comes: half characters are shown as what they are."""
+        """End the text: incomplete characters are shown as they are."""
         if not self.stopped:
             self._extend(whole=False)
             if self.pending:
@@ -77,7 +77,7 @@ class TextStream:
             self.text, self.stopped = self.text[: from_ + cut], True
 
     def release(self, all_of_it: bool = False) -> tuple[str, list[Token]]:
-        """What can be sent: text that no stop text will take back, and the tokens that it ends."""
+        """Return what can be sent: text that no stop text can take back, and the tokens complete in it."""
         ended = all_of_it or self.stopped
         upto = len(self.text) if ended else len(self.text) - held_back(self.text, self.stops)
         piece, self._sent = self.text[self._sent : upto], max(self._sent, upto)
@@ -117,7 +117,7 @@ class Streamer(BaseStreamer):
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """The bytes that a token stands for, also where they are no whole characters."""
+    """Return the bytes that a token stands for, also where they are no whole characters."""
     raw = tokenizer.convert_ids_to_tokens(token)
     if not isinstance(raw, str):
         return b""
@@ -133,7 +133,7 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """A token as text; bytes that are no characters are written as escapes."""
+    """Return a token as text; bytes that are no characters become escapes."""
     return token_bytes(tokenizer, token).decode("utf-8", "backslashreplace")
 
 

@@ -12,7 +12,7 @@ JOINERS = "\u200c\u200d"  # letters of some scripts and emoji need them
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    """The text with everything that is not plainly shown replaced by a sign; characters in `keep` stay."""
+    """Replace every character that is not plainly shown by a sign; characters in `keep` stay."""
     return "".join(character if character in keep else _sign(character) for character in text)
 
 

@@ -16,7 +16,7 @@ Ordered = tuple[Request, StopFinder | None]
 
 
 def order(engine: Engine, tokenizer: Any, ids: Sequence[int], options: TextOptions, number: int) -> Ordered:
-    """Make a request for the text with that number, if the engine can fulfil it, and what ends it."""
+    """Make a request for the text with that number, checked by the engine, and its stop finder."""
     request = engine.checked(Request(list(ids), options.sampling(number)))
     return request, stop_finder(tokenizer, options.stop)
 
@@ -43,7 +43,7 @@ class Writer:
         return arrived
 
     def _search(self, request: Request) -> None:
-        """Also where the request is done: with drafts its last tokens came together."""
+        """Cut a request at its first stop text; also one that is done, since drafts bring its last tokens together."""
         kept = self._stops[request].kept(request.tokens) if request.finish_reason != "error" else None
         if kept is not None:
             self.cancel(request, "stop")

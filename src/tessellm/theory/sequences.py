@@ -1,4 +1,4 @@
-"""Distributions over all sequences of n tokens, exactly: log-probabilities in float64, one axis a position.
+"""Distributions over all sequences of n tokens, exactly: log-probabilities in float64, one axis per position.
 
 `logp[x_1, …, x_n]` is log p(x). Everything has full support, as the paper assumes; that is checked, not repaired.
 Knows nothing of members or rules.

@@ -1,4 +1,4 @@
-"""One inner vLLM model a full member; adapters of the base are rows of the base's own batch.
+"""One inner vLLM model per full member; adapters of the base are rows of the base's own batch.
 
 An adapter needs its base's weights and a key-value cache of its own. So the base runs once on the tokens of all of
 them, one member's rows below the other's: every weight is read once, each attention layer hands each member's rows to

@@ -75,13 +75,13 @@ class Memory(nn.Module, AttentionLayerBase):
         self.token_S[slot_T] = tokens_T[:rows].long()
 
     def slots(self, step: Step, rows_N: Tensor, position_NT: Tensor) -> Tensor:
-        """Where positions of some requests of the batch lie: [N, T]."""
+        """Find the cache slots of some requests' positions: [N, T]."""
         size = self.kv_cache.shape[2]
         block_NT = step.block_BJ[rows_N[:, None], position_NT // size].long()
         return block_NT * size + position_NT % size
 
     def recall(self, slot_NT: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, T, H] and tokens [N, T] at those places."""
+        """Read hidden states [N, T, H] and tokens [N, T] at those places."""
         size = self.kv_cache.shape[2]
         return self.kv_cache[slot_NT // size, 0, slot_NT % size], self.token_S[slot_NT]
 

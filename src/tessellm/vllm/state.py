@@ -1,4 +1,4 @@
-"""What a rule remembers, a request: carried from token to token, rebuilt from memory.py where it is not there.
+"""What a rule remembers per request: carried from token to token, rebuilt from memory.py where it is not there.
 
 vLLM's models see no requests, but they see where each position lies in the cache. A state is filed under the slot of
 the last position that it has read. The request whose next position follows that slot may use it: its tokens up to there
