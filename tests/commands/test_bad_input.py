@@ -106,7 +106,9 @@ BAD: dict[str, Case] = {
     "differing vocabularies": Case(other_vocabulary, COMPOSE, ("'<think>'", "Fix:")),
     "pickled weights": Case(pickled, COMPOSE, ("pickles (pytorch_model.bin)", "Only safetensors are read")),
     "member cut off": Case(cut("math/model.safetensors"), COMPOSE, ("member 'math'", "is cut off or damaged")),
-    "member's config cut off": Case(cut("math/config.json"), COMPOSE, ("member 'math'", "cannot be loaded")),
+    "member's config cut off": Case(
+        cut("math/config.json"), COMPOSE, ("member 'math'", "config.json is cut off or damaged")
+    ),
     "target taken": Case(taken, COMPOSE, ("exists and holds something else. Choose another name",)),
     "target inside a file": Case(nothing, "compose recipe.yaml -o recipe.yaml/out", ("that is a file",)),
     "no composition": Case(nothing, "generate base hi", ("a model of type 'llama'", "or a recipe")),

@@ -85,7 +85,7 @@ def test_exchanged_vocabulary(own: Path, tmp_path: Path) -> None:
 def test_unknown_rule(own: Path) -> None:
     change_config(own, rule={"name": "median"})
     message = refusal(own)
-    assert "'median' cannot be served" in message
+    assert "unknown rule 'median'" in message
     assert "product" in message
 
 
