@@ -9,6 +9,7 @@ soon as transformers is imported, or now if it already is. So the folders that `
 transformers themselves: they would be half imported then (tests/test_imports.py holds them to it).
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -102,5 +103,9 @@ def when_imported(module: str, then: Callable[[], object]) -> None:
         sys.meta_path.insert(0, _Awaited(module, then))
 
 
+# bitsandbytes, which PEFT and transformers import where it is installed, complains of a kernel that nobody asked for
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: "gemm_4bit_forward" not in record.getMessage()
+)
 sys.modules[__name__].__class__ = _Package
 when_imported("transformers", lambda: import_module(f"{__name__}.model"))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import MemberError, require
-
-# bitsandbytes, which PEFT and transformers import where it is installed, complains of a kernel that nobody asked for
-logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
-    lambda record: "gemm_4bit_forward" not in record.getMessage()
-)
 
 QUANTIZATIONS = ("bnb-4bit", "bnb-8bit", "torchao-int8", "torchao-int4")
 
