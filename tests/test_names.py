@@ -26,3 +26,9 @@ def public_classes() -> dict[str, list[str]]:
 def test_no_two_classes_have_the_same_name() -> None:
     twice = {name: places for name, places in public_classes().items() if len(places) > 1}
     assert not twice
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports test files by their bare names: two of one name cannot be collected together."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
