@@ -85,7 +85,7 @@ def test_while_generating_it_is_what_scoring_the_text_gives(models, rule):
     equal(written, scored, where=written.scored)
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"belief"}))  # which lets the base speak where it predicts better
 def test_one_expert_owns_what_it_says(name):
     base, expert = family(["llama"] * 2)
     trace = tessellm.trace(composition([base, expert], rule=name), random_ids())
