@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ..rules import RuleLike, Weights, normalised, tilt
-from ..rules.belief import Belief, read_rows
-from ..rules.rows import windows
+from ..rules.belief import Belief, numbers, read_rows
 from .neutral import PROMPTS
 
 if TYPE_CHECKING:
@@ -80,7 +79,5 @@ def _numbers(model: ComposedForCausalLM, rule: Belief, prompts: Sequence[Sequenc
     rows = min(input_ids.shape[1] - len(rule.opening), rule.span)
     logp_MPTV = normalised([model.member_logits(name, input_ids, None, rows, {}) for name in model.members])
     found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
-    one_PT1 = torch.ones_like(found.log_z_BT)[..., None]
-    new_PTF = torch.cat([found.surer_BTK, found.further_BTK, one_PT1, one_PT1], -1)
-    ring_PWF = new_PTF.new_zeros(len(prompts), rule.span, new_PTF.shape[-1])
-    return rule.numbers(found, windows(ring_PWF, new_PTF, one_PT1[..., 0].bool()))[:, -1].float().cpu()
+    surer_PK, further_PK = found.surer_BTK.mean(1), found.further_BTK.mean(1)  # all rows lie within the span
+    return numbers(surer_PK, further_PK, found.sure_BTK[:, -1], found.far_BTK[:, -1]).float().cpu()

@@ -30,7 +30,7 @@ from torch import Tensor
 from .base import BaseRule
 from .equation import LOG_FLOOR, normalise, product_scores, working_dtype
 from .protocol import Explanation
-from .rows import last_real, windows
+from .rows import in_blocks, last_real, windows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
@@ -38,7 +38,6 @@ BASE = 3.0  # the base, and Eq. 2, speak unless an expert acts this far beyond i
 FAR = 8.0  # no number counts for more deviations than this
 NUMBERS = 4  # per expert: surer than the base, far from the base (both over the window), sure now, far now
 IMPORTANCE = (2.0, 1.0, 1.0, 1.0)
-BLOCK = 65  # positions read at once, a window and the row before it: bounds the memory of long texts
 LONGEST = 1 << 16
 TINY = 1e-3  # entropies and divergences below this look alike
 
@@ -127,16 +126,8 @@ class Belief(BaseRule):
     def explain(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState | None
     ) -> tuple[Tensor, BeliefState, Explanation]:
-        """Run the rule and say what it believes. Long texts are read in blocks, which changes nothing but the memory
-        that it takes."""
-        parts, whys = [], []
-        blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
-        for block in blocks:
-            logp_BTV, state, why = self._explain_block(*block, state)
-            parts.append(logp_BTV)
-            whys.append(why)
-        assert state is not None
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)), state, Explanation.joined(whys)
+        """Run the rule and say what it believes."""
+        return in_blocks(self._explain_block, logp_MBTV, tokens_BT, mask_BT, state)
 
     def _explain_block(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState | None
@@ -150,7 +141,8 @@ class Belief(BaseRule):
         averaged = (rows.surer_BTK * counts_BT1, rows.further_BTK * counts_BT1)
         new_BTF = torch.cat([*averaged, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
-        score_BTK = self.scores(self.numbers(rows, window_BTWF))
+        surer_BTK, further_BTK = averages(window_BTWF[..., :-1])
+        score_BTK = self.scores(numbers(surer_BTK, further_BTK, rows.sure_BTK, rows.far_BTK))
         turn_BT = self._match_turn(window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows.law_LBTV, tokens_BT, mask_BT, state)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
@@ -181,13 +173,6 @@ class Belief(BaseRule):
         fits_BT = (place_BT < len(self.opening)) & (tokens_BT == opening_O[place_BT.clamp(0, len(self.opening) - 1)])
         broken_BT = ((mask_BT & ~fits_BT).cumsum(1) > 0) | (before_B < 0)[:, None]
         return torch.where(broken_BT, -1, place_BT + 1), mask_BT & ~broken_BT
-
-    def numbers(self, rows: Readings, window_BTWF: Tensor) -> Tensor:
-        """The four numbers of every expert: [B, T, K, 4]."""
-        experts = rows.sure_BTK.shape[-1]
-        total_BTF = window_BTWF[..., : 2 * experts + 1].sum(-2)
-        mean_BTF = total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)
-        return torch.stack([mean_BTF[..., :experts], mean_BTF[..., experts:], rows.sure_BTK, rows.far_BTK], -1)
 
     def scores(self, number_BTKN: Tensor) -> Tensor:
         """How far each expert acts beyond its habits: [B, T, K]; zero where habits are not known."""
@@ -240,6 +225,18 @@ class Belief(BaseRule):
         return BeliefState(pending, state.started_B | any_B, belief, state.answering_B, opening, ring)
 
 
+def numbers(surer: Tensor, further: Tensor, sure: Tensor, far: Tensor) -> Tensor:
+    """The numbers of an expert as habits have them: [..., 4]."""
+    return torch.stack([surer, further, sure, far], -1)
+
+
+def averages(window_BTWF: Tensor) -> tuple[Tensor, Tensor]:
+    """The two numbers that are averaged over the positions that count: twice [B, T, K]."""
+    total_BTF = window_BTWF.sum(-2)
+    surer_BTK, further_BTK = (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).chunk(2, -1)
+    return surer_BTK, further_BTK
+
+
 def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:
     """The belief where an answer begins, log: [B, T, L]. Most of it goes to the likeliest law: greedy texts follow the
     surest voice of a mixture, not the likeliest, and what is written first decides the rest."""
@@ -258,12 +255,11 @@ def shared(score_BL: Tensor) -> Tensor:
 
 def observe(law_LBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:
     """The laws' log-probability of each token fed, [B, T, L], and whether there was a row that predicted it."""
-    batch, steps = tokens_BT.shape
-    first_BL = state.pending_BLV.gather(-1, tokens_BT[:, :1, None].expand(-1, law_LBTV.shape[0], 1))[..., 0]
-    if steps == 1:
-        return first_BL[:, None].clamp_min(LOG_FLOOR), mask_BT & state.started_B[:, None]
+    if tokens_BT.shape[1] == 1:
+        said_BL1 = state.pending_BLV.gather(-1, tokens_BT[:, :, None].expand(-1, law_LBTV.shape[0], 1))
+        return said_BL1.transpose(1, 2).clamp_min(LOG_FLOOR), mask_BT & state.started_B[:, None]
     last_BT = last_real(mask_BT)
-    row_B1 = torch.arange(batch, device=tokens_BT.device)[:, None]
+    row_B1 = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None]
     within_BTL = law_LBTV[:, row_B1, last_BT.clamp_min(0), tokens_BT].permute(1, 2, 0)
     pending_BTL = state.pending_BLV[row_B1, :, tokens_BT]
     inside_BT = last_BT >= 0

@@ -30,7 +30,7 @@ from torch import Tensor
 from .base import BaseRule
 from .claims import CLAIM, Claims, read_claims
 from .protocol import Explanation
-from .rows import last_real, windows
+from .rows import in_blocks, last_real, windows
 
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
@@ -38,7 +38,6 @@ SURPRISE = 3.0  # a token that surprises every member by this much more than its
 CAP = 4.0  # one contested step counts at most this much interference (nats)
 CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
-BLOCK = 65  # positions read at once, a window and the row before it: bounds the memory of long texts
 LONGEST = 1 << 16  # a longer window is a mistake: each position keeps it for every member
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
 
@@ -161,18 +160,8 @@ class Evidence(BaseRule):
     def explain(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None
     ) -> tuple[Tensor, EvidenceState, Explanation]:
-        """Run the rule and say why, in `more` as `explanation` lists it. Long texts are read in blocks, which changes
-        nothing but the memory that it takes."""
-        if logp_MBTV.shape[2] <= BLOCK:
-            return self.explain_block(logp_MBTV, tokens_BT, mask_BT, state)
-        parts, whys = [], []
-        blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
-        for block in blocks:
-            logp_BTV, state, why = self.explain_block(*block, state)
-            parts.append(logp_BTV)
-            whys.append(why)
-        assert state is not None
-        return torch.cat(parts, 1), state, Explanation.joined(whys)
+        """Run the rule and say why, in `more` as `explanation` lists it."""
+        return in_blocks(self.explain_block, logp_MBTV, tokens_BT, mask_BT, state)
 
     def explain_block(
         self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: EvidenceState | None

@@ -1,12 +1,39 @@
-"""Positions of a text for rules with state: which row came before, and the last ones of each. Knows no rule.
+"""Positions of a text for rules with state: blocks of them, which row came before, and the last ones of each. Knows no
+rule.
 
-Shapes: B batch, T time, W window, F features.
+Shapes: M members, B batch, T time, V vocabulary, W window, F features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from .protocol import Explained, Explanation
+
+BLOCK = 65  # positions read at once, a window of 64 and the row before it: bounds the memory of long texts
+
+
+def in_blocks(
+    explain: Callable[[Tensor, Tensor, Tensor, Any], Explained],
+    logp_MBTV: Tensor,
+    tokens_BT: Tensor,
+    mask_BT: Tensor,
+    state: Any,
+) -> Explained:
+    """Explain a long text block by block, which changes nothing but the memory that it takes."""
+    if logp_MBTV.shape[2] <= BLOCK:
+        return explain(logp_MBTV, tokens_BT, mask_BT, state)
+    parts, whys = [], []
+    blocks = zip(logp_MBTV.split(BLOCK, 2), tokens_BT.split(BLOCK, 1), mask_BT.split(BLOCK, 1), strict=True)
+    for block in blocks:
+        logp_BTV, state, why = explain(*block, state)
+        parts.append(logp_BTV)
+        whys.append(why)
+    return torch.cat(parts, 1), state, Explanation.joined(whys)
 
 
 def last_real(mask_BT: Tensor) -> Tensor:
