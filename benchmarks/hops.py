@@ -65,9 +65,9 @@ def measure() -> dict[str, list[tuple[str, str]]]:
     """The functions on the way to the first token, to a later one, and to the last."""
     engine = Engine(composition(), slots=2, context=64)
     engine.generate([[5, 6, 7]], Sampling(NEW, ignore_end=True))  # buffers are made, imports are done
-    hops = Hops(engine)
+    hops, sampling = Hops(engine), Sampling(NEW, ignore_end=True)
     sys.setprofile(hops)
-    engine.generate([[9, 8, 7]], Sampling(NEW, ignore_end=True))
+    engine.generate([[9, 8, 7]], sampling)
     sys.setprofile(None)
     return {name: list(hops.called[tokens]) for name, tokens in (("first", 0), ("later", NEW // 2), ("last", NEW - 1))}
 

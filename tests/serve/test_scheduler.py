@@ -51,7 +51,7 @@ def slowed(engine: Engine, seconds: float) -> Engine:
 
 
 def asked(engine: Engine, text: list[int], new: int) -> Any:
-    return engine.checked(Request(text, Sampling(new, ignore_end=True))), None
+    return engine.limits.check(Request(text, Sampling(new, ignore_end=True))), None
 
 
 async def whole(job: Job) -> tuple[list[int], str]:

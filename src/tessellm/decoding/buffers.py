@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .sampling import Sampling
+from .sampling import Sampling, TokenChoice
 from .voices import Voice
 
 
@@ -64,14 +64,13 @@ class SlotBuffers:
 
     def enter(self, slot: int, sampling: Sampling, vocabulary: int) -> None:
         """Write what a request asks for, as far as the slot does not hold it: each number is a launch on a GPU."""
-        old, buffers = self.asked[slot], {"temperature": self.temperature_S, "top_p": self.top_p_S, "seed": self.seed_S}
-        buffers |= {"top_k": self.top_k_S}
-        buffers |= {"frequency_penalty": self.frequency_S, "presence_penalty": self.presence_S}
-        for name, buffer in buffers.items():
+        old, wanted = self.asked[slot], {"temperature": self.temperature_S, "top_p": self.top_p_S, "seed": self.seed_S}
+        penalties = {"frequency_penalty": self.frequency_S, "presence_penalty": self.presence_S}
+        for name, buffer in (wanted | penalties | {"top_k": self.top_k_S}).items():
             if old is None or getattr(old, name) != getattr(sampling, name):
                 buffer[slot] = getattr(sampling, name)
         self.asked[slot] = sampling
-        if sampling.penalises:
+        if sampling.choice is TokenChoice.PENALISED:
             if not self.counts:
                 self.counts.append(self.logprob_S.new_zeros(len(self.logprob_S), vocabulary))
             self.counts[0][slot] = 0.0
@@ -96,22 +95,22 @@ class RuleStates:
     def __init__(self, slots: int):
         self.slots = slots
         self._of_kind: dict[tuple[Any, ...], Any] = {}
-        self._kinds: WeakKeyDictionary[Voice, tuple[Any, ...]] = WeakKeyDictionary()
+        self._of_voice: WeakKeyDictionary[Voice, Any] = WeakKeyDictionary()
 
     def read(self, voice: Voice, slots: Any) -> Any:
         """Take a voice's state in some slots; None where its rule has none."""
-        kind = self._kinds.get(voice)
-        return None if kind is None else type(self._of_kind[kind])(*(buffer[slots] for buffer in self._of_kind[kind]))
+        buffers = self._of_voice.get(voice)
+        return None if buffers is None else type(buffers)(*(buffer[slots] for buffer in buffers))
 
     def write(self, voice: Voice, slots: Any, state: Any, unless_B: Tensor | None = None) -> None:
         """Keep a voice's new state in some slots, but for the rows marked in `unless_B` (with a slice of slots)."""
         if state is None:
             return
-        if voice not in self._kinds:
+        if voice not in self._of_voice:
             kind = (type(state), *((new.shape[1:], new.dtype) for new in state))
-            self._of_kind.setdefault(kind, type(state)(*(new.new_zeros(self.slots, *new.shape[1:]) for new in state)))
-            self._kinds[voice] = kind
-        for buffer, new in zip(self._of_kind[self._kinds[voice]], state, strict=True):
+            buffers = type(state)(*(new.new_zeros(self.slots, *new.shape[1:]) for new in state))
+            self._of_voice[voice] = self._of_kind.setdefault(kind, buffers)
+        for buffer, new in zip(self._of_voice[voice], state, strict=True):
             if unless_B is None:
                 buffer[slots] = new
             else:

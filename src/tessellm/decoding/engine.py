@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -26,8 +25,8 @@ from .memory import CONTEXT
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
-from .requests import Request, check_request
-from .sampling import Sampling
+from .requests import Limits, Request
+from .sampling import Sampling, TokenChoice
 from .speculation import Speculation
 from .speculation.speculation import Speculator
 from .voices import SpecialRows, Voice, sort_rows
@@ -74,6 +73,7 @@ class Engine:
         if not plain:
             self.steps = fast_steps(self.steps, compiled, few_shapes=speculation is not None)
         self.speculator = Speculator(speculation, model, self.steps) if speculation else None
+        self.limits = Limits(model.config.vocab_size, self.context, self.window, speculation is not None)
         self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
         self.schedule = PromptSchedule(self.prefixes, self.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out
@@ -91,13 +91,8 @@ class Engine:
         observer: Observer | None = None,
     ) -> Request:
         """Put a request into the queue, for the composition's voice or another voice of its members."""
-        request = self.checked(Request(list(prompt), sampling or Sampling(), voice, observer))
+        request = self.limits.check(Request(list(prompt), sampling or Sampling(), voice, observer))
         self.waiting.append(request)
-        return request
-
-    def checked(self, request: Request) -> Request:
-        """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
-        check_request(request, self.model.config.vocab_size, self.context, self.window, self.speculator is not None)
         return request
 
     def cancel(self, request: Request) -> None:
@@ -120,7 +115,7 @@ class Engine:
         if len(each) != len(prompts):
             raise GenerationError(f"expected one Sampling, or one for each of {len(prompts)} prompts; got {len(each)}")
         asked = zip(prompts, each, strict=True)
-        requests = [self.checked(Request(list(prompt), sampled or Sampling())) for prompt, sampled in asked]
+        requests = [self.limits.check(Request(list(prompt), sampled or Sampling())) for prompt, sampled in asked]
         self.waiting.extend(requests)
         while any(request.finish_reason is None for request in requests):
             self.step()
@@ -150,9 +145,9 @@ class Engine:
         free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
         while free and self.waiting:
             request = self.waiting.popleft()
-            slot = self.prefixes.best_free(request.prompt, free)
+            held = self.prefixes.written
+            slot = max(free, key=lambda slot: (self.prefixes.shared(request.prompt, held[slot]), -slot))
             free.remove(slot)
-            request.enter(slot)
             self.in_slot[slot] = request
             self.steps.work.slots.enter(slot, request.sampling, self.model.config.vocab_size)
 
@@ -161,36 +156,37 @@ class Engine:
         portion = self.schedule.next(self.in_slot, bool(self.waiting), self._copy_cells)
         if portion is None:
             return
-        special = None
-        if portion.last and any(request.special for request in portion.requests):
-            special = sort_rows(portion.requests, range(len(portion.requests)), self.voice)
+        requests, choice, special = portion.requests, TokenChoice.NONE, None
+        if portion.last:
+            choice = max(request.sampling.choice for request in requests)
+            special = (
+                sort_rows(requests, range(len(requests)), self.voice) if any(r.special for r in requests) else None
+            )
         try:
-            self.steps.prefill(portion.slots, *portion.tokens(), portion.choice, special)
+            self.steps.prefill(portion.slots, *portion.tokens(), choice, special)
         except torch.OutOfMemoryError as error:
             _return_memory()
             if not self.schedule.feed_less(portion):
                 why = f"memory ran out while its prompt was fed, {max(portion.counts)} tokens at once"
-                self._give_up(portion.requests[0], why, error)
+                self._give_up(requests[0], why, error)
             return
-        for request, count in zip(portion.requests, portion.counts, strict=True):
-            request.feed(count)
-        self._expect(portion.requests, portion.slots, special, portion.last)
+        self._expect(requests, portion.slots, special, portion.counts, portion.last)
         if self.speculator and portion.last:
-            self.speculator.drafter.read(portion.requests)  # while the device does, too
+            self.speculator.drafter.read(requests)  # while the device does, too
 
     def _decode(self, speculator: Speculator | None) -> None:
         """Add a token to every sequence, or several to each by drafts."""
-        running = [request for request in self.in_slot if request is not None and request.asked]
-        if not running:
+        slots = [slot for slot, request in enumerate(self.in_slot) if request is not None and request.asked]
+        if not slots:
             return
-        slots = [request.slot for request in running if request.slot is not None]
-        if len(running) <= slots[-1] and self._compact():
+        if len(slots) <= slots[-1] and self._compact():
             self._decode(speculator)
             return
+        running = [request for request in self.in_slot if request is not None and request.asked]
         special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
         try:
             if speculator:
-                self._receive(running, slots, speculator.decode(running, slots[-1] + 1))
+                self._receive(running, slots, speculator.decode(running, slots))
                 return
             choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
             self.steps.decode(slots[-1] + 1, cells, choice, special)
@@ -204,18 +200,23 @@ class Engine:
         self._expect(running, slots, special)
 
     def _expect(
-        self, requests: Sequence[Request], slots: Sequence[int], special: SpecialRows | None, last: bool = True
+        self,
+        requests: Sequence[Request],
+        slots: Sequence[int],
+        special: SpecialRows | None,
+        fed: Sequence[int] = (),
+        last: bool = True,
     ) -> None:
         """Note that a pass is on its way; requests that need no more tokens leave their slots."""
         self._arriving.append(Arrival(requests, slots, self.steps.fetch(slots), special, last))
-        for request in requests if last else ():
-            if request.ask():
+        for row, request in enumerate(requests):
+            if request.advance(fed[row] if fed else 0, int(last)):
                 self._free(request)
 
     def _receive(self, requests: Sequence[Request], slots: Sequence[int], result: StepResult) -> None:
         """Take several tokens each that are on the host already."""
         for request, tokens in zip(requests, result.tokens, strict=True):
-            request.ask(len(tokens))
+            request.advance(asked=len(tokens))
         self._arriving.append(Arrival(requests, slots, lambda: result))
         self._collect(0)
 
@@ -232,25 +233,20 @@ class Engine:
                 if not request.tokens and slot not in self._tainted:
                     self.prefixes.wrote(slot, request.prompt[: request.fed])
                 if arrival.last:
-                    request.receive(result.tokens[row], result.logprobs[row], (request.voice or self.voice).ends)
-                    self._look_at(request, result.broken[row], views.get(request))
+                    self._told[request] = None
+                    ends = (request.voice or self.voice).ends
+                    request.receive(result.tokens[row], result.logprobs[row], ends, views.get(request))
+                    if request.logprobs and math.isnan(request.logprobs[-1]):
+                        request.finish("error", self._blame(request, result.broken[row]))
+                    if request.finish_reason is not None:
+                        self._free(request)
 
-    def _look_at(self, request: Request, broken: int, view: dict[str, Any] | None) -> None:
-        """Tell of a request's new tokens; end it where the last has no log-probability."""
-        self._told[request] = None
-        if view is not None:
-            request.seen.append(view)
-        if request.logprobs and math.isnan(request.logprobs[-1]):
-            names = self.model.config.member_names
-            who = (
-                f"member {names[broken]!r}" if broken >= 0 else f"the rule {(request.voice or self.voice).rule.name!r}"
-            )
-            damage = (
-                f"its weights are damaged, or overflow in {self.model.dtype}" if broken >= 0 else "of finite numbers"
-            )
-            request.finish("error", f"{who} computes NaN: {damage}")
-        if request.finish_reason is not None:
-            self._free(request)
+    def _blame(self, request: Request, broken: int) -> str:
+        """Say why a token has no log-probability."""
+        if broken < 0:
+            return f"the rule {(request.voice or self.voice).rule.name!r} computes NaN: of finite numbers"
+        name = self.model.config.member_names[broken]
+        return f"member {name!r} computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
 
     def _taint(self, slot: int) -> None:
         """Mark a slot in which a member computed NaN: nothing of it is read again by others."""
@@ -270,9 +266,9 @@ class Engine:
         self._told[request] = None
 
     def _free(self, request: Request) -> None:
-        slot = request.slot
-        if slot is None or self.in_slot[slot] is not request:
+        if request not in self.in_slot:
             return
+        slot = self.in_slot.index(request)
         self.in_slot[slot] = None
         self.steps.work.slots.leave(slot)
         if slot in self._tainted:
@@ -293,7 +289,6 @@ class Engine:
             self._copy_cells(source, hole, request.cells)
             self.steps.work.move(source, hole)
             self.in_slot[source], self.in_slot[hole] = None, request
-            request.enter(hole)
             self.prefixes.moved(source, hole)
             if source in self._tainted:
                 self._tainted.add(hole)

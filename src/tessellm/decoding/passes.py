@@ -10,13 +10,12 @@ Shapes: S slots, B rows of the pass, T tokens per row, M members, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..model.rows import slices
 from ..rules import Explanation, Rule, normalised, working_dtype
 from .buffers import RuleStates, SlotBuffers
 from .members.groups import Members, member_logits
@@ -87,15 +86,12 @@ class Workspace:
         self.slots.leave(source)
 
 
-def rows_heard(work: Workspace, width: int, choice: TokenChoice, special: SpecialRows | None = None) -> int:
-    """Count the last positions of a prompt whose logits the rules need: their windows, at the prompt's end."""
-    window = special.window if special else work.voice.rule.window
-    return 1 if choice is TokenChoice.NONE else min(width, window + 1)
-
-
 def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: SpecialRows | None = None) -> None:
     """Feed tokens of prompts, padded on the left; at the prompts' ends also choose their first new tokens."""
     slots, slot_B = work.slots, batch.slot_B
+    if choice is not TokenChoice.NONE:  # the rules need the logits of their windows, at the prompts' ends
+        window = special.window if special else work.voice.rule.window
+        batch = replace(batch, keep=min(batch.token_BT.shape[1], window + 1))
     logits_M = member_logits(work.groups, batch)
     if choice is TokenChoice.NONE:
         slots.logprob_S[slot_B] = 0.0
@@ -129,11 +125,11 @@ def _read_prompt(
     log-probabilities, broken members, and why the rule says so."""
     state: Any = None
     broken_B = torch.full_like(slot_B, -1)
-    elements = len(logits_M) * logits_M[0][:, :1].numel()
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
-    for start, stop in slices(token_BT.shape[1], elements, most):
-        logp_MBTV = normalised([logits[:, start:stop] for logits in logits_M])
-        logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, start:stop], real_BT[:, start:stop], state)
+    size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))
+    for at in (slice(start, start + size) for start in range(0, token_BT.shape[1], size)):
+        logp_MBTV = normalised([logits[:, at] for logits in logits_M])
+        logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
         broken_B = torch.maximum(broken_B, broken_member(logp_MBTV[:, :, -1:]))
     work.states.write(voice, slot_B, state)
     return logp_BTV[:, -1], broken_B, why.map(lambda column: column[:, -1:])

@@ -29,24 +29,19 @@ class Prefixes:
     def moved(self, source: int, target: int) -> None:
         self.written[target] = self.written[source]
 
-    def shared(self, prompt: Sequence[int], slot: int) -> int:
-        """Count the tokens of a prompt that a slot's cache holds and that need not be fed."""
-        usable = min(common_length(prompt, self.written[slot]), len(prompt) - self.fresh)
+    def shared(self, prompt: Sequence[int], held: Sequence[int]) -> int:
+        """Count the tokens with which a prompt begins as `held` does, where a cache that holds these saves feeding."""
+        pairs = enumerate(zip(prompt, held, strict=False))
+        common = next((place for place, (one, other) in pairs if one != other), min(len(prompt), len(held)))
+        usable = min(common, len(prompt) - self.fresh)
         return usable if usable >= WORTH else 0
 
-    def best_free(self, prompt: Sequence[int], free: Sequence[int]) -> int:
-        """Find the free slot that holds most of the prompt, the first of equals."""
-        return max(free, key=lambda slot: (self.shared(prompt, slot), -slot))
-
-    def reuse(self, request: Request, copy: Callable[[int, int, int], None]) -> int:
-        """Bring a shared beginning into the request's slot; count the tokens that this saves."""
-        slot = request.slot
-        assert slot is not None
-        source = max(range(len(self.written)), key=lambda other: (self.shared(request.prompt, other), other == slot))
-        saved = self.shared(request.prompt, source)
+    def reuse(self, prompt: Sequence[int], slot: int, copy: Callable[[int, int, int], None]) -> int:
+        """Bring a shared beginning into a prompt's slot; count the tokens that this saves."""
+        saved, _, source = max((self.shared(prompt, held), n == slot, n) for n, held in enumerate(self.written))
         if saved and source != slot:
             copy(source, slot, saved)
-        self.written[slot] = request.prompt[:saved]
+        self.written[slot] = list(prompt[:saved])
         self.reused_tokens += saved
         return saved
 
@@ -56,14 +51,7 @@ class Prefixes:
             if other is None or other is request or other.tokens or request.fed:
                 continue
             ahead = (other.fed, -other.number) > (request.fed, -request.number)
-            usable = min(common_length(request.prompt, other.prompt), len(request.prompt) - self.fresh)
             confirmed = min(other.fed, len(self.written[slot]))
-            if ahead and usable >= WORTH and usable > confirmed:
+            if ahead and self.shared(request.prompt, other.prompt) > confirmed:
                 return True
         return False
-
-
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Count the tokens with which both sequences begin."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(left), len(right)))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .prefixes import Prefixes
 from .requests import Request
-from .sampling import TokenChoice
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass
@@ -29,16 +28,9 @@ class Portion:
     """What one pass feeds: so many tokens of each request's prompt, all in the middle of them or all to their ends."""
 
     requests: list[Request]
+    slots: list[int]
     counts: list[int]
     last: bool
-
-    @property
-    def choice(self) -> TokenChoice:
-        return max(request.sampling.choice for request in self.requests) if self.last else TokenChoice.NONE
-
-    @property
-    def slots(self) -> list[int]:
-        return [request.slot for request in self.requests if request.slot is not None]
 
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Lay out tokens and positions, padded on the left with tokens of the same row: [B, width]."""
@@ -64,21 +56,22 @@ class PromptSchedule:
         self, in_slot: Sequence[Request | None], queued: bool, copy: Callable[[int, int, int], None]
     ) -> Portion | None:
         """Choose what to feed now; `queued`: others wait for a slot. Beginnings that a cache holds are copied."""
-        rows = [r for r in in_slot if r is not None and not r.asked and not self.prefixes.waits(r, in_slot)]
-        if not rows or (queued and self._waits(rows, in_slot)):
+        rows = {slot: r for slot, r in enumerate(in_slot) if r is not None and not r.asked}
+        rows = {slot: r for slot, r in rows.items() if not self.prefixes.waits(r, in_slot)}
+        if not rows or (queued and self._waits(list(rows.values()), in_slot)):
             return None
-        for request in rows:
+        for slot, request in rows.items():
             if not request.fed:
-                request.feed(self.prefixes.reuse(request, copy))
-        chosen, counts, last = [rows[0]], [self._takes(rows[0])], self._ends(rows[0])
-        for request in rows[1:]:
-            takes = self._takes(request)
-            padded = max(takes, *counts) * (len(chosen) + 1)
-            fits = padded <= min(self.pass_tokens, MOST_PADDED * (sum(counts) + takes))
-            if fits and self._ends(request) == last:
-                chosen.append(request)
-                counts.append(takes)
-        return Portion(chosen, counts, last)
+                request.advance(fed=self.prefixes.reuse(request.prompt, slot, copy))
+        wanted = {slot: self._takes(request) for slot, request in rows.items()}
+        (_, last), slots, counts = next(iter(wanted.values())), list[int](), list[int]()
+        for slot, (count, ends) in wanted.items():
+            padded = max([count, *counts]) * (len(counts) + 1)
+            fits = padded <= min(self.pass_tokens, MOST_PADDED * (sum(counts) + count))
+            if ends == last and (fits or not counts):
+                slots.append(slot)
+                counts.append(count)
+        return Portion([rows[slot] for slot in slots], slots, counts, last)
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since
@@ -103,10 +96,9 @@ class PromptSchedule:
             return False
         return True
 
-    def _takes(self, request: Request) -> int:
-        """Count the tokens of a prompt that are fed next. The last chunk is never shorter than the rule's window."""
+    def _takes(self, request: Request) -> tuple[int, bool]:
+        """Count the tokens of a prompt that are fed next, and tell whether it ends with them. The last chunk is never
+        shorter than the rule's window."""
         left = len(request.prompt) - request.fed
-        return left if left <= self.chunk + self.window else self.chunk
-
-    def _ends(self, request: Request) -> bool:
-        return self._takes(request) == len(request.prompt) - request.fed
+        ends = left <= self.chunk + self.window
+        return left if ends else self.chunk, ends

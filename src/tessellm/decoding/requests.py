@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import GenerationError, PromptError
 from ..model.cache import Observer
 from ..model.room import SLOT, check_room
-from .sampling import Sampling
+from .sampling import Sampling, TokenChoice
 from .voices import Voice
 
 _NUMBERS = count()
@@ -34,7 +34,6 @@ class Request:
     error: str | None = None
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None  # when the first token arrived
-    slot: int | None = None
     fed: int = 0  # prompt tokens in the cache
     asked: int = 0  # tokens that the device was asked for; some may not have arrived
     cells: int = field(init=False)  # that the next step reads: the prompt's, and one per token asked for
@@ -53,16 +52,11 @@ class Request:
         """Count the tokens that a draft may have: verification adds one more."""
         return self.sampling.max_new_tokens - self.asked - 1 if self.drafts else 0
 
-    def enter(self, slot: int) -> None:
-        self.slot = slot
-
-    def feed(self, tokens: int) -> None:
-        self.fed += tokens
-
-    def ask(self, tokens: int = 1) -> bool:
-        """Note that the device was asked for tokens; True when no more are wanted."""
-        self.asked += tokens
-        self.cells += tokens
+    def advance(self, fed: int = 0, asked: int = 0) -> bool:
+        """Note how many tokens of the prompt were fed and how many new ones asked for; True when no more are wanted."""
+        self.fed += fed
+        self.asked += asked
+        self.cells += asked
         return self.asked == self.sampling.max_new_tokens
 
     def stop_drafts(self) -> None:
@@ -71,8 +65,11 @@ class Request:
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason, self.error = reason, error
 
-    def receive(self, tokens: Sequence[int], logprobs: Sequence[float], ends: frozenset[int]) -> None:
-        """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there."""
+    def receive(
+        self, tokens: Sequence[int], logprobs: Sequence[float], ends: frozenset[int], view: dict[str, Any] | None = None
+    ) -> None:
+        """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there. `view`:
+        what an observer returned."""
         if self.first_token is None:
             self.first_token = time.monotonic()
         for token, logprob in zip(tokens, logprobs, strict=True):
@@ -84,24 +81,37 @@ class Request:
                 self.finish("length")
             if self.finish_reason is not None or math.isnan(logprob):
                 break
+        if view is not None:
+            self.seen.append(view)
 
 
-def check_request(request: Request, vocabulary: int, context: int, window: int, drafts: bool) -> None:
-    """Raise an error of ours where an engine cannot fulfil a request: one with so many token ids, cells per slot, and
-    positions that rules may look back, that `drafts` or not."""
-    tokens, new, voice = request.prompt, request.sampling.max_new_tokens, request.voice
-    if not tokens:
-        raise PromptError("the prompt is empty: expected at least one token id")
-    if not all(0 <= token < vocabulary for token in tokens):
-        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-        raise PromptError(f"expected token ids from 0 to {vocabulary - 1}; got {wrong}")
-    check_room(len(tokens), new, context, option="max_new_tokens, or make the engine larger", whose=SLOT)
-    if drafts and request.sampling.penalises:
-        raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-    if drafts and request.special:
-        raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
-    if voice and voice.rule.window > window:
-        raise GenerationError(
-            f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {window}: make it with "
-            f"window={voice.rule.window}"
+@dataclass(frozen=True)
+class Limits:
+    """What an engine can fulfil."""
+
+    vocabulary: int  # token ids
+    context: int  # cells per slot
+    window: int  # positions that rules may look back
+    drafts: bool
+
+    def check(self, request: Request) -> Request:
+        """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
+        new, voice = request.sampling.max_new_tokens, request.voice
+        if not request.prompt:
+            raise PromptError("the prompt is empty: expected at least one token id")
+        if not all(0 <= token < self.vocabulary for token in request.prompt):
+            wrong = next(token for token in request.prompt if not 0 <= token < self.vocabulary)
+            raise PromptError(f"expected token ids from 0 to {self.vocabulary - 1}; got {wrong}")
+        check_room(
+            len(request.prompt), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT
         )
+        if self.drafts and request.sampling.choice is TokenChoice.PENALISED:
+            raise GenerationError("drafts are checked position by position: no penalties for what was written before")
+        if self.drafts and request.special:
+            raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
+        if voice and voice.rule.window > self.window:
+            raise GenerationError(
+                f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {self.window}: make "
+                f"it with window={voice.rule.window}"
+            )
+        return request

@@ -6,9 +6,8 @@ So a sampled text does not depend on which other requests are in the batch. Runs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,6 +38,7 @@ class Sampling:
     top_k: int = 0  # the likeliest tokens that may be chosen; 0: all
     frequency_penalty: float = 0.0  # off a token's log-probability, for each time that it was written
     presence_penalty: float = 0.0  # the same, once
+    choice: TokenChoice = field(init=False, repr=False, compare=False)  # the least that can do all of this
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -52,18 +52,12 @@ class Sampling:
             raise GenerationError("expected finite penalties")
         if not 0 <= self.seed < 2**63:
             raise GenerationError(f"expected a seed from 0 to 2^63 − 1; got {self.seed}")
-
-    @cached_property
-    def choice(self) -> TokenChoice:
-        if self.penalises:
-            return TokenChoice.PENALISED
+        choice = TokenChoice.NUCLEUS if self.top_p < 1 or self.top_k else TokenChoice.SAMPLED
         if self.temperature == 0:
-            return TokenChoice.GREEDY
-        return TokenChoice.NUCLEUS if self.top_p < 1 or self.top_k else TokenChoice.SAMPLED
-
-    @property
-    def penalises(self) -> bool:
-        return bool(self.frequency_penalty or self.presence_penalty)
+            choice = TokenChoice.GREEDY
+        if self.frequency_penalty or self.presence_penalty:
+            choice = TokenChoice.PENALISED
+        object.__setattr__(self, "choice", choice)
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ key-value heads, C cells, D head size, T tokens per row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class TokenBatch:
     position_BT: Tensor  # in the sequence; −1 is padding
     slot_B: Tensor
     cells: int  # that are read
-    keep: int  # last positions whose logits are wanted
+    keep: int = 1  # last positions whose logits are wanted
     order: RowOrder = RowOrder.ANY_SLOTS
     start: int | None = (
         None  # where every row begins, if all begin there, none has padding, and the cells end with them
@@ -50,48 +50,30 @@ class SlotPass:
     cells: int
     order: RowOrder = RowOrder.ANY_SLOTS
     start: int | None = None  # as a TokenBatch's
+    spans: Sequence[tuple[int, int, int, int, int]] | None = None  # on a CPU, as `begin` says
     windows: set[int | None] = field(default_factory=set)  # that layers asked for
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
-    _biases: dict[int | None, Tensor | None] = field(default_factory=dict)
+    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def first(self, window: int) -> int:
         """Find the first cell that a layer with this window reads, as far as the host knows."""
         return 0 if self.start is None else max(0, self.start - window + 1)
 
-    def mask(self, window: int | None) -> Tensor:
-        """Mark the cells that each token reads, its own included, from the first cell on: [R, 1, T, cells]."""
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Mark the cells that each token reads, its own included, from the first cell on: [R, 1, T, cells]. On a CPU,
+        where looking at the positions costs nothing: numbers to add to scores, None where every token reads every
+        cell."""
         if window not in self._masks:
             first = 0 if window is None else self.first(window)
             cell_C = torch.arange(first, self.cells, device=self.position_RT.device)
             seen = cell_C <= self.position_RT[..., None]
             if window is not None:
                 seen = seen & (cell_C > self.position_RT[..., None] - window)
-            self._masks[window] = seen[:, None]
+            mask: Tensor | None = seen[:, None]
+            if seen.device.type == "cpu":
+                least = torch.finfo(dtype).min / 2  # not −inf: rows of padding see nothing at all
+                mask = None if seen.all() else torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, least)[:, None]
+            self._masks[window] = mask
         return self._masks[window]
-
-    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Turn the mask into numbers to add to scores; None where every token reads every cell. Looks at the positions,
-        so it is for a CPU, where that costs nothing."""
-        if window not in self._biases:
-            mask = self.mask(window)
-            least = torch.finfo(dtype).min / 2  # not −inf: rows of padding see nothing at all
-            self._biases[window] = (
-                None if mask.all() else torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, least)
-            )
-        return self._biases[window]
-
-    @cached_property
-    def spans(self) -> list[tuple[int, int, int, int]] | None:
-        """List for each row: its row in the cache, its first real token, that token's cell, and how many follow. None
-        where a row's tokens have gaps. For a CPU, too."""
-        spans = []
-        for row, positions in zip(self.row_R.tolist(), self.position_RT.tolist(), strict=True):
-            skipped = next((t for t, position in enumerate(positions) if position >= 0), len(positions))
-            own = positions[skipped:]
-            if own and own != list(range(own[0], own[0] + len(own))):
-                return None
-            spans.append((row, skipped, own[0] if own else 0, len(own)))
-        return spans
 
 
 class SlotCache(Cache):
@@ -108,10 +90,20 @@ class SlotCache(Cache):
         self.now: SlotPass | None = None
 
     def begin(self, batch: TokenBatch) -> SlotPass:
-        """Prepare for a pass: where its tokens go, for `update` and for every attention."""
+        """Prepare for a pass: where its tokens go, for `update` and for every attention. On a CPU rows are written one
+        by one: per row its place in the pass and in the cache, its first real token, that token's cell, and how many
+        follow."""
         m, slot_B = self.members, batch.slot_B
         row_R = slot_B if m == 1 else (slot_B[:, None] * m + torch.arange(m, device=slot_B.device)).flatten()
-        self.now = SlotPass(batch.position_BT.repeat_interleave(m, 0), row_R, batch.cells, batch.order, batch.start)
+        position_RT, spans = batch.position_BT.repeat_interleave(m, 0), None
+        if slot_B.device.type == "cpu":
+            spans = []
+            for r, (row, positions) in enumerate(zip(row_R.tolist(), position_RT.tolist(), strict=True)):
+                count = len(positions) - positions.count(-1)
+                first = 0 if positions[0] >= 0 else len(positions) - count  # padding is on one side
+                if count:
+                    spans.append((r, row, first, positions[first], count))
+        self.now = SlotPass(position_RT, row_R, batch.cells, batch.order, batch.start, spans)
         return self.now
 
     def update(
@@ -123,10 +115,10 @@ class SlotCache(Cache):
         if layer_idx not in self.key_RHCD:
             self.key_RHCD[layer_idx], self.value_RHCD[layer_idx] = map(self._allocate, (key_states, value_states))
         written = ((self.key_RHCD[layer_idx], key_states), (self.value_RHCD[layer_idx], value_states))
-        if key_states.device.type == "cpu" and now.spans is not None:
+        if now.spans is not None:
             for buffer, new_RHTD in written:
-                for r, (row, skipped, cell, count) in enumerate(now.spans):
-                    buffer[row, :, cell : cell + count] = new_RHTD[r, :, skipped : skipped + count]
+                for r, row, first, cell, count in now.spans:
+                    buffer[row, :, cell : cell + count] = new_RHTD[r, :, first : first + count]
         else:
             cell_RT = torch.where(now.position_RT < 0, self.cells, now.position_RT)
             for buffer, new_RHTD in written:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .buffers import StepResult
-from .passes import Workspace, decode_step, prefill, rows_heard
+from .passes import Workspace, decode_step, prefill
 from .sampling import TokenChoice
 from .slots import TokenBatch
 from .voices import SpecialRows
@@ -38,8 +38,7 @@ class Steps:
         stop, start, width = int(position_BT.max()) + 1, int(position_BT[0, 0]), position_BT.shape[1]
         alike = start >= 0 and bool((position_BT == torch.arange(start, start + width)).all())
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
-        keep = rows_heard(self.work, width, choice, special)
-        batch = TokenBatch(token_BT, position_BT, slot_B, stop, keep, start=start if alike else None)
+        batch = TokenBatch(token_BT, position_BT, slot_B, stop, start=start if alike else None)
         prefill(self.work, batch, choice, special)
 
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:

@@ -146,7 +146,7 @@ class Service:
 
     def _checked(self, request: Request) -> Request:
         try:
-            return self.engine.checked(request)
+            return self.engine.limits.check(request)
         except (PromptError, GenerationError) as error:
             raise bad(str(error)) from error
 

@@ -17,7 +17,7 @@ Ordered = tuple[Request, StopFinder | None]
 
 def order(engine: Engine, tokenizer: Any, ids: Sequence[int], options: TextOptions, number: int) -> Ordered:
     """Make a request for the text with that number, checked by the engine, and its stop finder."""
-    request = engine.checked(Request(list(ids), options.sampling(number)))
+    request = engine.limits.check(Request(list(ids), options.sampling(number)))
     return request, stop_finder(tokenizer, options.stop)
 
 

@@ -30,7 +30,7 @@ def passed(start: int, known: bool) -> SlotPass:
 def test_the_last_tokens_of_their_cells_need_no_mask(start: int, shared: int) -> None:
     query, key, value = pieces(start, shared)
     found = attention._continue(query, key, value, 0.3)
-    wanted = attention._attend(query, key, value, passed(start, True).bias(None, torch.float32), 0.3)
+    wanted, _ = attention.slot_attention(nn.Identity(), query, key, value, None, 0.3, slot_pass=passed(start, True))
     torch.testing.assert_close(found, wanted)
 
 

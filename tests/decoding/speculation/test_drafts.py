@@ -175,5 +175,5 @@ def test_reads_what_a_request_has_written_since() -> None:
     request.receive([1, 2], [0.0, 0.0], frozenset())
     assert lookup.kind(request) == -1
     assert lookup.first(request) == 3
-    request.ask(2)
+    request.advance(asked=2)
     assert request.room == 1

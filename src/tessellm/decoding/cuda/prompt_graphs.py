@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..passes import Workspace, prefill, rows_heard
+from ..passes import Workspace, prefill
 from ..sampling import TokenChoice
 from ..slots import TokenBatch
 
@@ -55,7 +55,7 @@ class PromptGraphs:
 
     def takes(self, part: PromptRows) -> bool:
         """Whether a graph is worth its memory."""
-        logits = self.work.row_numbers * rows_heard(self.work, part.width, TokenChoice.GREEDY)
+        logits = self.work.row_numbers * min(part.width, self.work.voice.rule.window + 1)
         return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
 
     def met(self, shapes: Sequence[PromptShape]) -> bool:
@@ -77,8 +77,7 @@ class PromptGraphs:
     def feed(self, rows: int, width: int, cells: int, choice: TokenChoice) -> None:
         """Run the pass, as a function of buffers on the device."""
         slot_B, token_BT, position_BT = self._given[rows, width].split([1, width, width], 1)
-        keep = rows_heard(self.work, width, choice)
-        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, keep), choice)
+        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells), choice)
 
 
 def cut_into_buckets(slots: Sequence[int], token_BT: Tensor, position_BT: Tensor) -> list[PromptRows]:

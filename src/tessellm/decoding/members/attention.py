@@ -46,21 +46,18 @@ def slot_attention(
         return _continue(query, key, value, scale), None
     if sliding_window is not None and (first := slot_pass.first(sliding_window)):
         key, value = key[:, :, first:], value[:, :, first:]
-    if not query.is_cuda and softcap is None:
-        return _attend(query, key, value, slot_pass.bias(sliding_window, query.dtype), scale), None
-    mask = slot_pass.mask(sliding_window)
-    if query.shape[2] > 1 and softcap is None:
-        mask = mask | (slot_pass.position_RT < 0)[:, None, :, None]  # padding reads anything: nobody reads padding
-        return _attend(query, key, value, mask, scale), None
+    mask = slot_pass.mask(sliding_window, query.dtype)
     rows, heads, steps, size = query.shape
-    grouped = query.reshape(rows, key.shape[1], -1, size)  # [R, H, groups · T, D]
-    score = (grouped @ key.transpose(2, 3)) * scale
-    if softcap is not None:
-        score = torch.tanh(score / softcap) * softcap
-    score = score.view(rows, key.shape[1], -1, steps, key.shape[2])
-    score = score.masked_fill(~mask[:, :, None], torch.finfo(score.dtype).min)
-    weight = score.softmax(-1, dtype=torch.float32).to(value.dtype).flatten(2, 3)
-    return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2), None
+    if softcap is not None or (query.is_cuda and steps == 1):
+        return _attend_by_scores(query, key, value, mask, scale, softcap), None
+    if mask is not None and query.is_cuda:
+        mask = mask | (slot_pass.position_RT < 0)[:, None, :, None]  # padding reads anything: nobody reads padding
+    groups = heads // key.shape[1]
+    if mask is not None and groups > 1 and steps > 1:
+        mask = mask.repeat(1, 1, groups, 1)
+    grouped = query.reshape(rows, key.shape[1], groups * steps, size)  # heads that share keys: queries of one head
+    read = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+    return read.reshape(rows, heads, steps, -1).transpose(1, 2), None
 
 
 def _needs_no_mask(query: Tensor, slot_pass: SlotPass, window: int | None) -> bool:
@@ -79,16 +76,22 @@ def _continue(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor
     return read.transpose(1, 2)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attend with the heads that share keys and values as more queries of one head, so that neither is repeated:
-    [R, T, heads, D]."""
-    rows, heads, steps, _ = query.shape
-    groups = heads // key.shape[1]
-    if groups > 1:
-        query = query.reshape(rows, key.shape[1], groups * steps, -1)
-        bias = bias.repeat(1, 1, groups, 1) if bias is not None and steps > 1 else bias
-    read = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    return read.reshape(rows, heads, steps, -1).transpose(1, 2)
+def _attend_by_scores(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attend by products and a softmax, with scores that may be capped: [R, T, heads, D]."""
+    rows, heads, steps, size = query.shape
+    grouped = query.reshape(rows, key.shape[1], -1, size)  # [R, H, groups · T, D]
+    score = (grouped @ key.transpose(2, 3)) * scale
+    if softcap is not None:
+        score = torch.tanh(score / softcap) * softcap
+    score = score.view(rows, key.shape[1], -1, steps, key.shape[2])
+    if mask is not None and mask.dtype == torch.bool:
+        score = score.masked_fill(~mask[:, :, None], torch.finfo(score.dtype).min)
+    elif mask is not None:
+        score = score + mask[:, :, None]
+    weight = score.softmax(-1, dtype=torch.float32).to(value.dtype).flatten(2, 3)
+    return (weight @ value).view(rows, heads, steps, -1).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, slot_attention)

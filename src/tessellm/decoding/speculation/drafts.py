@@ -9,7 +9,7 @@ Each says what kind of draft it has for a request, so that the acceptance rate i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -45,10 +45,8 @@ class Drafter(Protocol):
     def first(self, request: Request) -> int | None:
         """Look up the first token of a request's draft; None where that takes work."""
 
-    def write(
-        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
-    ) -> None:
-        """Write drafts of up to `length` tokens for the requests in the first `rows` slots."""
+    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
+        """Write drafts of up to `length` tokens for the requests in slots."""
 
 
 class LookupText:
@@ -165,17 +163,15 @@ class LookupDrafter:
         size, start = text.match()
         return text.follow(start, 1)[0] if size else None
 
-    def write(
-        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
-    ) -> None:
-        into = self.drafts.draft_SG[:rows]
-        drafts = [[-1] * into.shape[1] for _ in range(rows)]
-        for request in running:
+    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
+        into = self.drafts.draft_SG[: max(in_slot) + 1]
+        drafts = [[-1] * into.shape[1] for _ in into]
+        for slot, request in in_slot.items():
             text = self.text(request)
             size, start = text.match()
-            if size and request.slot is not None:
+            if size:
                 wanted = min(length, request.room)
-                drafts[request.slot][:wanted] = text.follow(start, wanted)
+                drafts[slot][:wanted] = text.follow(start, wanted)
         steps.put(into, drafts)
 
 
@@ -199,13 +195,9 @@ class MemberDrafter:
     def first(self, request: Request) -> int | None:
         return None
 
-    def write(
-        self, steps: Steps, running: Sequence[Request], rows: int, length: int, cells: int, choice: TokenChoice
-    ) -> None:
-        rooms = [0] * rows
-        for request in running:
-            if request.slot is not None:
-                rooms[request.slot] = request.room
+    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
+        rows = max(in_slot) + 1
+        rooms = [in_slot[slot].room if slot in in_slot else 0 for slot in range(rows)]
         steps.put(self.drafts.room_S[:rows], rooms)
         steps.run("draft", self.draft, rows, length, cells, choice)
 

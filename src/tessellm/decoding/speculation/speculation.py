@@ -82,15 +82,16 @@ class Speculator:
         self._rest = max(0, self._rest - 1)
         return not self._rest
 
-    def decode(self, running: Sequence[Request], rows: int) -> StepResult:
+    def decode(self, running: Sequence[Request], slots: Sequence[int]) -> StepResult:
         """Run one pass: at least one token per request, and as many more as its draft had right."""
         choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
+        rows = slots[-1] + 1
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
-        result = self._run(running, rows, length, choice)
+        result = self._run(running, slots, length, choice)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
@@ -102,25 +103,24 @@ class Speculator:
                 self._learn(request, kind, length, tokens)
         return result
 
-    def _run(self, running: Sequence[Request], rows: int, length: int, choice: TokenChoice) -> StepResult:
-        slots, cells = [r.slot for r in running if r.slot is not None], max(r.cells for r in running)
+    def _run(self, running: Sequence[Request], slots: Sequence[int], length: int, choice: TokenChoice) -> StepResult:
+        rows, cells = slots[-1] + 1, max(r.cells for r in running)
         if not length:
             self.steps.decode(rows, cells, choice)
             return self.steps.fetch(slots)()
-        self.drafter.write(self.steps, running, rows, length, cells + length, choice)
+        self.drafter.write(self.steps, dict(zip(slots, running, strict=True)), length, cells + length, choice)
         self.steps.run("verify", self._passes["verify"], rows, length, cells + length, choice)
         result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
-        for request, tokens, broken in zip(running, result.tokens, result.broken, strict=True):
+        for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
             if broken >= 0:
-                self._drop_drafts(request, len(tokens))
+                self._drop_drafts(request, slot, len(tokens))
         return result
 
-    def _drop_drafts(self, request: Request, kept: int) -> None:
+    def _drop_drafts(self, request: Request, slot: int, kept: int) -> None:
         """Clear what a draft that a member cannot read left in the caches; where it spoilt its whole row, the request
         goes on without drafts."""
-        assert request.slot is not None
         for group in self.steps.work.groups:
-            group.cache.clear(request.slot, request.cells - 1 + kept)
+            group.cache.clear(slot, request.cells - 1 + kept)
         if not kept:
             request.stop_drafts()
 
