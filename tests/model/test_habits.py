@@ -1,4 +1,4 @@
-"""How experts act on neutral prompts: what is measured, where there is nothing to measure, and what is saved of it."""
+"""How experts act on usual prompts: what is measured, where there is nothing to measure, and what is saved of it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.model.habits import _common_beginning
-from tessellm.model.neutral import PROMPTS
+from tessellm.model.usual import PROMPTS
 from tessellm.rules.belief import Belief
 
 from conftest import build_model, character_tokenizer, perturbed, save_member

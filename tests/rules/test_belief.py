@@ -12,7 +12,7 @@ from tessellm.rules import product
 from tessellm.rules.belief import SHARE, Belief
 
 TURN, OPENING = (3, 1), (5, 4)
-HABITS = ((0.0, -1.0, -1.0, 1.0, 0.5, 1.0, 1.0, 0.7),)
+HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)
 
 
 def random_logp(*shape: int, seed: int, spread: float = 3.0) -> Tensor:
@@ -142,7 +142,7 @@ def test_an_expert_that_acts_beyond_its_habits_answers():
     sure[..., 7] += 12  # far from the base, and sure of it
     logp = torch.cat([base, base + 1e-3 * torch.randn(base.shape, generator=torch.Generator()), sure]).log_softmax(-1)
     tokens = torch.tensor([[0] * 10 + list(TURN)])
-    habits = ((0.0, -6.0, -1.4, 0.02, 0.3, 1.0, 0.3, 0.2),) * 2
+    habits = ((0.0, 0.0, -6.0, -1.4, 0.02, 0.3, 0.3, 1.0, 0.3, 0.2),) * 2
     said, _, why = explain(Belief(habits, (), TURN, 8), logp, tokens)
     assert why.owner_BT[0, -1] == 2
     assert int(said[0, -1].argmax()) == 7
@@ -176,9 +176,9 @@ def test_the_same_expert_twice_is_believed_alike_and_costs_no_more_than_its_prio
     [
         ({"span": 0}, "span must be a whole number"),
         ({"span": True}, "span must be a whole number"),
-        ({"habits": ((1.0, 2.0),)}, "habits are 4 means and 4 deviations"),
-        ({"habits": ((0.0,) * 8,)}, "deviations above 0"),
-        ({"habits": ((math.nan,) * 4 + (1.0,) * 4,)}, "finite"),
+        ({"habits": ((1.0, 2.0),)}, "habits are 5 means and 5 deviations"),
+        ({"habits": ((0.0,) * 10,)}, "deviations above 0"),
+        ({"habits": ((math.nan,) * 5 + (1.0,) * 5,)}, "finite"),
         ({"span": 2, "turn": (1, 2, 3)}, "turn must fit"),
     ],
 )

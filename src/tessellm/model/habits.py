@@ -1,6 +1,6 @@
-"""How each expert acts on prompts that do not concern it: what the rule `belief` measures a prompt against.
+"""How each expert usually acts: what the rule `belief` measures a prompt against.
 
-The members read some dozens of neutral prompts once, when they are composed; the result is part of the rule and is
+The members read some dozens of prompts of all kinds once, when they are composed; the result is part of the rule and is
 saved with it. Needs a chat template, which says where a prompt opens and where an answer begins; without one there is
 nothing to measure. Nothing is trained.
 
@@ -9,7 +9,8 @@ Shapes: M members (0 is the base), K experts, P prompts, T time, V vocabulary, N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..rules import RuleLike, Weights, normalised, tilt
-from ..rules.belief import Belief, numbers, read_rows
-from .neutral import PROMPTS
+from ..rules.belief import Belief, read_rows
+from .usual import PROMPTS
 
 if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
@@ -43,13 +44,13 @@ def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Be
     if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
         return rule
     rule = replace(rule, opening=opening, turn=turn[-rule.span :])
-    number_PKN = torch.cat([_numbers(model, rule, group, weights) for group in _by_length(prompts)])
+    number_PKN = torch.cat(list(_numbers(model, rule, prompts, weights)))
     deviation_KN = number_PKN.std(0).clamp_min(SMALLEST)
     return replace(rule, habits=torch.cat([number_PKN.mean(0), deviation_KN], -1).tolist())
 
 
 def _in_chat(tokenizer: Any) -> list[list[int]]:
-    """The neutral prompts as token ids, in the chat template; none where there is no template."""
+    """The usual prompts as token ids, in the chat template; none where there is no template."""
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return []
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
@@ -73,11 +74,26 @@ def _by_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
 
 
 @torch.inference_mode()
-def _numbers(model: ComposedForCausalLM, rule: Belief, prompts: Sequence[Sequence[int]], weights: Weights) -> Tensor:
-    """The numbers of every expert where the answers to prompts of one length would begin: [P, K, N]."""
-    input_ids = torch.tensor(prompts, device=model.device)
-    rows = min(input_ids.shape[1] - len(rule.opening), rule.span)
-    logp_MPTV = normalised([model.member_logits(name, input_ids, None, rows, {}) for name in model.members])
-    found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
-    surer_PK, further_PK = found.surer_BTK.mean(1), found.further_BTK.mean(1)  # all rows lie within the span
-    return numbers(surer_PK, further_PK, found.sure_BTK[:, -1], found.far_BTK[:, -1]).float().cpu()
+def _numbers(
+    model: ComposedForCausalLM, rule: Belief, prompts: Sequence[list[int]], weights: Weights
+) -> Iterator[Tensor]:
+    """The numbers of every expert where the answers to the prompts would begin, [P, K, N] for those of one length. All
+    prompts open alike: members read that once."""
+    call: Any = model
+    opening = torch.tensor([rule.opening], device=model.device)
+    opened = call(opening, use_cache=True).past_key_values if rule.opening else None
+    for group in _by_length(prompts):
+        input_ids = torch.tensor(group, device=model.device)[:, len(rule.opening) :]
+        caches = _repeated(opened, len(group)) if opened else [None] * len(model.members)
+        rows, heard = min(input_ids.shape[1], rule.span), zip(model.members, caches, strict=True)
+        logp_MPTV = normalised([model.member_logits(name, input_ids, cache, rows, {}) for name, cache in heard])
+        found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
+        averaged_PKA = found.averaged_BTKA.mean(1)  # all rows lie within the span
+        yield torch.cat([averaged_PKA, found.now_BTKN[:, -1]], -1).float().cpu()
+
+
+def _repeated(opened: Any, times: int) -> list[Any]:
+    """The members' caches of one text, for so many prompts that go on from it."""
+    caches = copy.deepcopy(opened)
+    caches.batch_repeat_interleave(times)
+    return caches.caches

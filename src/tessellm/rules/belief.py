@@ -5,10 +5,10 @@
     say       Σ_law belief · p_law, a sum of probabilities
 
 A prompt's likelihood says nothing of who answers it well: experts were trained on answers. How an expert *acts* while
-it reads does: within its own domain it is surer than the base, and further from it, than it is on arbitrary prompts.
-Four numbers of each expert, two of the last row and two averaged over the last ones, are measured in units of that
-expert's habits: their mean and deviation over neutral prompts (`model.habits` measures those, once per composition).
-Without habits the belief begins with Eq. 2 and follows the evidence alone.
+it reads does: within its own domain it is surer than the base, and further from it, than it is on most prompts.
+Five numbers of each expert, two of the last row and three averaged over the last ones, are measured in units of that
+expert's habits: their mean and deviation over prompts of all kinds (`model.habits` measures those, once per
+composition). Without habits the belief begins with Eq. 2 and follows the evidence alone.
 
 Guarantee: over any text behind its beginning, the log-loss is at most that of the best law plus log(1/prior of that
 law), and at most that of the best sequence of laws plus log(laws/SHARE) per switch; see docs/theory.md. Pure functions
@@ -34,12 +34,12 @@ from .rows import in_blocks, last_real, windows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
-BASE = 3.0  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
+BASE = 2.5  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
 FAR = 8.0  # no number counts for more deviations than this
-NUMBERS = 4  # per expert: surer than the base, far from the base (both over the window), sure now, far now
-IMPORTANCE = (2.0, 1.0, 1.0, 1.0)
+AVERAGED = 3  # numbers per expert over the window: surer than the base in nats, and in proportion; far from the base
+NUMBERS = AVERAGED + 2  # and now: sure, far from the base
 LONGEST = 1 << 16
-TINY = 1e-3  # entropies and divergences below this look alike
+TINY = 1e-3  # nats: entropies and divergences below this look alike
 
 
 class BeliefState(NamedTuple):
@@ -50,7 +50,7 @@ class BeliefState(NamedTuple):
     belief_BL: Tensor  # log
     answering_B: Tensor  # whether an answer has begun, so that what is written is evidence
     opening_B: Tensor  # how many tokens of the template's opening were read, −1 once something else was
-    ring_BWF: Tensor  # of the last W real positions: two numbers per expert, whether they count, the token
+    ring_BWF: Tensor  # of the last W real positions: the averaged numbers, whether they count, the token
 
 
 class Readings(NamedTuple):
@@ -58,10 +58,8 @@ class Readings(NamedTuple):
 
     law_LBTV: Tensor
     log_z_BT: Tensor
-    surer_BTK: Tensor  # H_b − H_i
-    further_BTK: Tensor  # log KL(p_i ‖ p_b)
-    sure_BTK: Tensor  # −log H_i
-    far_BTK: Tensor  # √KL(p_i ‖ p_b)
+    averaged_BTKA: Tensor  # H_b − H_i, log H_b − log H_i, log KL(p_i ‖ p_b)
+    now_BTKN: Tensor  # −log H_i, √KL(p_i ‖ p_b)
 
 
 def read_rows(logp_MBTV: Tensor) -> Readings:
@@ -73,16 +71,17 @@ def read_rows(logp_MBTV: Tensor) -> Readings:
     kl_KBT = (cross_KBT - entropy_MBT[1:]).clamp_min(0)
     score_BTV = product_scores(logp_MBTV)
     equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
-    numbers = (
-        entropy_MBT[:1] - entropy_MBT[1:], (kl_KBT + TINY).log(), -(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt(),
-    )  # fmt: skip
-    law_LBTV = torch.cat([logp_MBTV, equation_BTV[None]])
-    return Readings(law_LBTV, score_BTV.logsumexp(-1), *(number_KBT.permute(1, 2, 0) for number_KBT in numbers))
+    surer_KBT = entropy_MBT[:1] - entropy_MBT[1:]
+    relative_MBT = (entropy_MBT + 10 * TINY).log()
+    averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
+    now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
+    averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
+    return Readings(torch.cat([logp_MBTV, equation_BTV[None]]), score_BTV.logsumexp(-1), averaged_BTKA, now_BTKN)
 
 
 @dataclass(frozen=True)
 class Belief(BaseRule):
-    """The rule object. `habits`: per expert the means, then the deviations, of its four numbers on neutral prompts.
+    """The rule object. `habits`: per expert the means, then the deviations, of its numbers on prompts of all kinds.
     `opening`: the token ids with which every prompt opens, which tell nothing; `turn`: those behind which an answer
     begins. All three come from `model.habits`; none of them is needed."""
 
@@ -138,11 +137,10 @@ class Belief(BaseRule):
         rows = read_rows(logp_MBTV)
         opening_BT, inside_BT = self._match_opening(tokens_BT, mask_BT, state.opening_B)
         counts_BT1 = (~inside_BT)[..., None].to(logp_MBTV.dtype)
-        averaged = (rows.surer_BTK * counts_BT1, rows.further_BTK * counts_BT1)
-        new_BTF = torch.cat([*averaged, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
+        averaged_BTF = rows.averaged_BTKA.flatten(2) * counts_BT1
+        new_BTF = torch.cat([averaged_BTF, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
-        surer_BTK, further_BTK = averages(window_BTWF[..., :-1])
-        score_BTK = self.scores(numbers(surer_BTK, further_BTK, rows.sure_BTK, rows.far_BTK))
+        score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
         turn_BT = self._match_turn(window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows.law_LBTV, tokens_BT, mask_BT, state)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
@@ -161,7 +159,7 @@ class Belief(BaseRule):
             prior(score_B1K, self.calibrated)[:, 0],
             no_B if self.calibrated else ~no_B,
             torch.zeros(batch, dtype=torch.long, device=logp_MBTV.device),
-            logp_MBTV.new_zeros(batch, self.span, 2 * members),
+            logp_MBTV.new_zeros(batch, self.span, AVERAGED * (members - 1) + 2),
         )
 
     def _match_opening(self, tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +179,7 @@ class Belief(BaseRule):
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
         mean_KN, deviation_KN = _constant(self.habits, number_BTKN).split(NUMBERS, -1)
-        beyond_BTKN = ((number_BTKN - mean_KN) / deviation_KN).clamp(-FAR, FAR)
-        return (beyond_BTKN * _constant(IMPORTANCE, number_BTKN)).sum(-1)
+        return ((number_BTKN - mean_KN) / deviation_KN).clamp(-FAR, FAR).sum(-1)
 
     def _match_turn(self, token_BTW: Tensor) -> Tensor:
         """Where the last tokens are those behind which an answer begins: [B, T]."""
@@ -225,16 +222,10 @@ class Belief(BaseRule):
         return BeliefState(pending, state.started_B | any_B, belief, state.answering_B, opening, ring)
 
 
-def numbers(surer: Tensor, further: Tensor, sure: Tensor, far: Tensor) -> Tensor:
-    """The numbers of an expert as habits have them: [..., 4]."""
-    return torch.stack([surer, further, sure, far], -1)
-
-
-def averages(window_BTWF: Tensor) -> tuple[Tensor, Tensor]:
-    """The two numbers that are averaged over the positions that count: twice [B, T, K]."""
+def averages(window_BTWF: Tensor) -> Tensor:
+    """The numbers that are averaged, over the positions that count: [B, T, K, AVERAGED]."""
     total_BTF = window_BTWF.sum(-2)
-    surer_BTK, further_BTK = (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).chunk(2, -1)
-    return surer_BTK, further_BTK
+    return (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).unflatten(-1, (-1, AVERAGED))
 
 
 def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:
