@@ -207,8 +207,9 @@ def test_tune(cli: Cli, out: Path, tmp_path: Path) -> None:
     assert "1 texts were left out" in ran.err
     assert "held out:" in ran.out
     tuning = json.loads((tmp_path / "tuning.json").read_text())
-    assert tuning["after"] > tuning["before"]
-    assert ("do not help the texts held out" in ran.err) == (tuning["held_out_after"] <= tuning["held_out_before"])
+    assert tuning["candidates"]["1 each"] == dict.fromkeys(tuning["weights"], 1.0)
+    assert ("do not help the texts held out" in ran.err) == (tuning["kept"] != "found")
+    assert tuning["held_out_after"] >= tuning["held_out_before"]
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
     assert model.config.weights == pytest.approx(list(tuning["weights"].values()))
     asked = [{"prompt": "1+1=", "text": "2"}, {"prompt": "a", "text": "bc"}]

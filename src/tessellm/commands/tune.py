@@ -41,7 +41,14 @@ class ByScore:
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder; a stopped run goes on there.")] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8
     engine: Annotated[str, typer.Option(help="auto, or reference for the slow path.")] = "auto"
-    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems are for development.")] = 0
+
+
+@dataclass(frozen=True)
+class Judging:
+    """To judge what was found"""
+
+    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of texts or problems kept for that.")] = 0.25
+    seed: Annotated[int, typer.Option(**SEEDS, help="Which ones; with --tasks also which are for development.")] = 0
 
 
 @dataclass(frozen=True)
@@ -56,17 +63,21 @@ def tune(
     given: typer.Context,
     model: ModelPath,
     development: Annotated[
-        Path | None,
-        typer.Argument(metavar="DEV", help="Texts: .jsonl with text and perhaps prompt, or lines of text."),
+        list[Path] | None,
+        typer.Argument(metavar="DEV…", help="Texts: .jsonl with text, perhaps prompt and skill, or lines of text."),
     ] = None,
     *,
+    judging: Judging,
     score: ByScore,
     saving: Saving,
-    held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share kept to judge by.")] = 0.25,
     placement: Placement,
     json_path: JsonPath = None,
 ) -> None:
     """Find the experts' weights, by likelihood or by task score.
+
+    By likelihood (MODEL DEV…): the weights under which texts of yours are likeliest; minutes. Some texts are held out,
+    and weights that lose there against equal ones are not kept. By score (MODEL --tasks): the weights, and perhaps the
+    rule, that solve most problems; hours.
 
     Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
     """
@@ -76,63 +87,59 @@ def tune(
 
     if saving.save is not None:
         check_target(saving.save)
-    if development is not None:
-        composition, tuning, rule = by_likelihood(model, development, held_out, placement)
+    if development:
+        composition, tuning, rule = by_likelihood(model, development, judging, placement)
     else:
-        composition, tuning, rule = by_score(model, score, held_out, placement)
+        composition, tuning, rule = by_score(model, score, judging, placement)
     if saving.save is not None:
         own = composition.config.rule["name"] == rule
         composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
         composition.save_pretrained(saving.save, self_contained=saving.self_contained)
         out.print(f"saved with these weights → {escape(str(saving.save))}", soft_wrap=True)
-    write_json(json_path, {**asdict(tuning), "seed": score.seed, **environment("lm_eval", "evalplus")})
+    write_json(json_path, {**asdict(tuning), "seed": judging.seed, **environment("lm_eval", "evalplus")})
 
 
-def _check(given: typer.Context, development: Path | None, score: ByScore, saving: Saving) -> None:
+def _check(given: typer.Context, development: list[Path] | None, score: ByScore, saving: Saving) -> None:
     """Refuse options that do not go together."""
-    if (development is None) == (not score.tasks):
+    if bool(development) == bool(score.tasks):
         raise RecipeError(
             "expected either texts, to tune by likelihood (tessellm tune MODEL DEV), or tasks, to tune by score "
             "(tessellm tune MODEL --tasks gsm8k); got " + ("both" if score.tasks else "neither")
         )
     if saving.self_contained and saving.save is None:
         raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
-    if development is not None:
+    if development:
         for name in on_command_line(given, (field.name for field in fields(ByScore))):
             raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
 
 
-def by_likelihood(model: str, development: Path, held_out: float, placement: Placement) -> tuple[Any, Any, str]:
+def by_likelihood(model: str, development: list[Path], judging: Judging, placement: Placement) -> tuple[Any, Any, str]:
     """The composition, what was found, and the rule that goes with it."""
     from ..text.inputs import read_examples
     from ..text.prompts import encode_examples
     from ..tune.likelihood import tune as find_weights
+    from ..tune.texts import DevelopmentText
 
     examples = read_examples(development)
     composition = placement.load(model)
-    texts = encode_examples(composition, examples)
+    encoded = encode_examples(composition, [(each.prompt, each.text) for each in examples])
+    texts = [
+        DevelopmentText(tuple(ids), prompt, each.skill) for (ids, prompt), each in zip(encoded, examples, strict=True)
+    ]
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("scoring", total=len(texts))
-        tuning = find_weights(
-            composition, texts, held_out, progress=lambda done, total: progress.update(task, completed=done)
-        )
-    show_weights(composition, tuning.weights)
-    out.print(f"log-likelihood a token: {tuning.before:.4f} → {tuning.after:.4f} on {tuning.tokens} tokens")
-    before, after = tuning.held_out_before, tuning.held_out_after
-    if before is not None and after is not None:
-        out.print(f"held out: {before:.4f} → {after:.4f} on {tuning.held_out_tokens} tokens")
-        if after <= before:
-            err.print(
-                "note: the weights found do not help the texts held out. Give more texts, or leave them as they are"
-            )
-    elif held_out:
-        err.print("note: there are too few texts to hold any out, so nothing judges the weights found")
-    if tuning.texts_left_out:
-        err.print(f"note: {tuning.texts_left_out} texts were left out: shorter than two tokens, or past the memory")
+        bars: dict[str, Any] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done)
+
+        tuning = find_weights(composition, texts, judging.held_out, judging.seed, told)
+    show_likelihood(composition, tuning, judging)
     return composition, tuning, composition.config.rule["name"]
 
 
-def by_score(model: str, score: ByScore, held_out: float, placement: Placement) -> tuple[Any, Any, str]:
+def by_score(model: str, score: ByScore, judging: Judging, placement: Placement) -> tuple[Any, Any, str]:
     """The same by score on problems."""
     from ..compose import rule_entry
     from ..errors import require
@@ -149,8 +156,8 @@ def by_score(model: str, score: ByScore, held_out: float, placement: Placement) 
         "tasks": words(score.tasks),
         "rules": words(score.rules),
         "values": numbers(score.weights, "--weights"),
-        "part": Part(score.develop, score.seed),
-        "held_out": held_out,
+        "part": Part(score.develop, judging.seed),
+        "held_out": judging.held_out,
     }
     running: dict[str, Any] = {"data": score.data, "batch_size": score.batch_size, "engine": score.engine}
     output = score.output
@@ -189,6 +196,43 @@ def by_score(model: str, score: ByScore, held_out: float, placement: Placement) 
     for task, found in tuning.development.items():
         out.print(f"{task}: {found}", markup=False)
     return composition, tuning, tuning.rule
+
+
+def show_likelihood(composition: Any, tuning: Any, judging: Judging) -> None:
+    """What was found, what the texts held out say of it, and what a user should know."""
+    show_weights(composition, tuning.weights)
+    on = f"on {tuning.tokens} tokens of {tuning.texts} texts"
+    out.print(f"log-likelihood per token: {tuning.before:.4f} → {tuning.after:.4f} {on}")
+    if (judged := tuning.judgement) is not None:
+        on = f"on {tuning.held_out_tokens} tokens of {judged.texts} texts, drawn by seed {judging.seed}"
+        out.print(f"held out: {tuning.held_out_before:.4f} → {tuning.held_out_after:.4f} {on}")
+        others = ", ".join(f"{name} {judged.mean(name):.4f}" for name in tuning.candidates if "each" in name)
+        out.print(f"equal weights there: {others}")
+        if len(judged.tokens) > 1:
+            show_skills(judged, tuning.kept)
+        if tuning.kept != "found":
+            found = ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.candidates["found"].items())
+            err.print(
+                f"note: the weights found ({found}; {judged.mean('found'):.4f}) do not help the texts held out, so "
+                f"they are not kept; kept: {tuning.kept}. Give more texts, or leave the weights as they are",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
+    elif judging.held_out:
+        err.print("note: there are too few texts to hold any out, so nothing judges the weights found")
+    if tuning.texts_too_short:
+        err.print(f"note: {tuning.texts_too_short} texts were left out: shorter than two tokens")
+    if tuning.texts_not_drawn:
+        drawn = f"{tuning.texts} of {tuning.texts + tuning.texts_not_drawn} texts, drawn from every skill alike"
+        err.print(f"note: weights were sought on {drawn}: more do not fit into the memory set aside for it")
+
+
+def show_skills(judged: Any, kept: str) -> None:
+    """Who gains and who loses by the weights kept, on the texts held out."""
+    table = Table("held out, per token", "tokens", "before", "after", **PLAIN)
+    after = judged.by_skill(kept)
+    for skill, before in judged.by_skill("before").items():
+        table.add_row(escape(skill), str(judged.tokens[skill]), f"{before:.4f}", f"{after[skill]:.4f}")
+    out.print(table)
 
 
 def show_weights(composition: Any, weights: dict[str, float]) -> None:

@@ -8,7 +8,7 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import PromptError
 
@@ -43,15 +43,32 @@ def read_texts(path: Path, key: str) -> list[str]:
     return [_text_of(entry, key, where) for where, entry in _entries(path)]
 
 
-def read_examples(path: Path) -> list[tuple[str, str]]:
-    """Read pairs of a prompt, which may be empty, and the text that should follow it."""
+class SkillText(NamedTuple):
+    """A prompt, which may be empty, the text that should follow it, and the skill that both are of."""
+
+    prompt: str
+    text: str
+    skill: str
+
+
+def read_examples(paths: Sequence[Path]) -> list[SkillText]:
+    """Read texts with their prompts. A text's skill is what it says itself; else its file's name, of several files."""
     found = [
-        (_text_of(entry, "prompt", where) if isinstance(entry, dict) and "prompt" in entry else "", text)
-        for (where, entry), text in zip(_entries(path), read_texts(path, "text"), strict=True)
+        SkillText(
+            _part(entry, "prompt", where), _text_of(entry, "text", where), _part(entry, "skill", where) or of_file
+        )
+        for path in paths
+        for of_file in (path.stem if len(paths) > 1 else "",)
+        for where, entry in _entries(path)
     ]
     if not found:
-        raise PromptError(f"{path} holds no texts. Expected one a line")
+        raise PromptError(f"{', '.join(map(str, paths))} holds no texts. Expected one a line")
     return found
+
+
+def _part(entry: Any, key: str, where: str) -> str:
+    """Read what an entry need not have."""
+    return _text_of(entry, key, where) if isinstance(entry, dict) and key in entry else ""
 
 
 def _entries(path: Path) -> list[tuple[str, Any]]:

@@ -1,4 +1,9 @@
-"""Weights from a development set, by likelihood: those under which the composition is least surprised by its texts.
+"""Weights from development texts, by likelihood: those under which the composition is least surprised by the texts.
+
+Every text is read once by the members. Of texts to learn from sparse rows are kept, KEPT_BYTES of them at most, and
+the weights climb on those; if more is given, texts are drawn from every skill alike. Texts held out, drawn by a seed,
+then judge the weights found on their whole rows, against the weights there were and equal ones: what is worse than any
+of them is not kept.
 
 For `product` the log-likelihood is concave in the weights, so what is found is the best. For other rules it is a
 local optimum.
@@ -6,7 +11,7 @@ local optimum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,119 +20,140 @@ from torch import Tensor
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..rules import ComposedRule
+from .judging import Judgement, judge
+from .reading import first_row, sparse
+from .sparse_rows import Labels, SparseText, batches
+from .texts import DevelopmentText, draw, hold_out
 
-CACHED_BYTES = 1 << 31  # log-probabilities kept in memory while tuning
+KEPT_BYTES = 1 << 29  # of sparse rows: about 100,000 tokens of three experts
+STEPS = 40  # of the climb at most; each reads the rows once or twice
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Weights = tuple[float, ...]
+FOUND, BEFORE, ONES, SHARES = "found", "before", "1 each", "1/k each"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning found. Likelihoods are natural logarithms a token."""
+    """What tuning found. Likelihoods are natural logarithms per token."""
 
-    weights: dict[str, float]
-    before: float
+    weights: dict[str, float]  # those to keep
+    kept: str  # which they are: found, before, or equal ones (1 each, 1/k each)
+    candidates: dict[str, dict[str, float]]  # all that were judged, by what they are
+    before: float  # on the texts that were learnt from, by sparse rows
     after: float
-    held_out_before: float | None
+    held_out_before: float | None  # by whole rows
     held_out_after: float | None
+    texts: int
     tokens: int
     held_out_tokens: int
-    texts_left_out: int  # too short, or past what fits into memory
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The members' log-probabilities on one text, and the tokens that came."""
-
-    logp_MTV: Tensor
-    tokens_T: Tensor  # as fed; token t+1 is what row t predicts
-    start: int  # the first token that counts; the first of all is never predicted
-
-    def log_likelihood(self, logp_TV: Tensor) -> Tensor:
-        rows_TV, came_T = logp_TV[self.start - 1 : -1], self.tokens_T[self.start :]
-        return rows_TV.gather(-1, came_T[:, None]).clamp_min(-1e4).double().sum()
-
-    def __len__(self) -> int:
-        return len(self.tokens_T) - self.start
+    texts_too_short: int
+    texts_not_drawn: int  # past KEPT_BYTES
+    judgement: Judgement | None  # all that the texts held out say
 
 
 def tune(
     model: ComposedForCausalLM,
-    texts: Sequence[tuple[Sequence[int], int]],
+    texts: Sequence[DevelopmentText],
     held_out: float = 0.25,
-    steps: int = 50,
-    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
 ) -> Tuning:
-    """The likeliest weights on the texts; a share of the texts is held out to judge them.
-
-    A text is its token ids and how many of them are a prompt, whose likelihood does not count.
-    """
-    long_enough = [(ids, max(1, prompt)) for ids, prompt in texts if len(ids) > max(1, prompt)]
-    scored = _score(model, long_enough, progress)
-    if not scored:
+    """Find the likeliest weights on the texts; a share of every skill's texts, drawn by the seed, judges them."""
+    long_enough = [text for text in texts if text.counted]
+    if not long_enough:
         raise PromptError("tuning needs texts of at least two tokens; none was given")
-    cut = round(len(scored) * (1 - held_out)) or 1
-    train, judge = scored[:cut], scored[cut:]
-
-    def log_likelihood(weights_K: Tensor, part: list[_Scored]) -> Tensor:
-        return _log_likelihood(model.rule.weighted(weights_K), part)
-
-    start_K = torch.tensor(model.config.weights, dtype=torch.float32)
-    weights_K = _climb(lambda w: log_likelihood(w, train), start_K, steps)
-    with torch.no_grad():
-        before, after = log_likelihood(start_K, train).item(), log_likelihood(weights_K, train).item()
-        if not after >= before:  # a rule whose likelihood is not smooth can lead astray, or to NaN
-            weights_K, after = start_K, before
-        return Tuning(
-            weights=dict(zip(model.config.member_names[1:], weights_K.tolist(), strict=True)),
-            before=before,
-            after=after,
-            held_out_before=log_likelihood(start_K, judge).item() if judge else None,
-            held_out_after=log_likelihood(weights_K, judge).item() if judge else None,
-            tokens=sum(map(len, train)),
-            held_out_tokens=sum(map(len, judge)),
-            texts_left_out=len(texts) - len(scored),
-        )
-
-
-@torch.no_grad()
-def _score(
-    model: ComposedForCausalLM,
-    texts: Sequence[tuple[Sequence[int], int]],
-    progress: Callable[[int, int], None] | None,
-) -> list[_Scored]:
-    scored: list[_Scored] = []
-    used = 0
-    for number, (ids, start) in enumerate(texts):
-        ids_BT = torch.tensor([list(ids)], device=model.device)
-        output = model(ids_BT, output_member_logprobs=True, use_cache=False)
-        part = _Scored(output.member_logprobs[:, 0].cpu(), ids_BT[0].cpu(), start)
-        used += part.logp_MTV.numel() * 4
-        if scored and used > CACHED_BYTES:
-            break
-        scored.append(part)
-        if progress is not None:
-            progress(number + 1, len(texts))
-    return scored
+    learnt, judges = hold_out(long_enough, held_out, seed)
+    labels = Labels.of(model.rule, model.config.vocab_size)
+    drawn = draw(learnt, lambda text: kept_bytes(model, text, labels), KEPT_BYTES, seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for number, text in enumerate(drawn, 1):
+        rows.append(sparse(model, text, labels, generator))
+        progress("reading", number, len(drawn))
+    objective = Objective(labels.rule(model.rule), rows)
+    candidates = plain_weights(model)
+    start = max(candidates.values(), key=objective.value)
+    candidates = {FOUND: climb(objective, start, progress), **candidates}
+    judged = judge(model, judges, candidates, labels, progress) if judges else None
+    score = judged.mean if judged else lambda name: objective.value(candidates[name])
+    kept = max(candidates, key=score)  # the weights found, where others are no better
+    names = model.config.member_names[1:]
+    by_name = {key: dict(zip(names, weights, strict=True)) for key, weights in candidates.items()}
+    return Tuning(
+        weights=by_name[kept],
+        kept=kept,
+        candidates=by_name,
+        before=objective.value(candidates[BEFORE]),
+        after=objective.value(candidates[kept]),
+        held_out_before=judged.mean(BEFORE) if judged else None,
+        held_out_after=judged.mean(kept) if judged else None,
+        texts=len(drawn),
+        tokens=objective.tokens,
+        held_out_tokens=sum(text.counted for text in judges),
+        texts_too_short=len(texts) - len(long_enough),
+        texts_not_drawn=len(learnt) - len(drawn),
+        judgement=judged,
+    )
 
 
-def _log_likelihood(rule: ComposedRule, texts: list[_Scored]) -> Tensor:
-    total = torch.zeros((), dtype=torch.float64)
-    for text in texts:
-        tokens_BT = text.tokens_T[None]
-        logp_BTV, _ = rule(text.logp_MTV[:, None], tokens_BT, torch.ones_like(tokens_BT, dtype=torch.bool), None)
-        total = total + text.log_likelihood(logp_BTV[0])
-    return total / max(1, sum(map(len, texts)))
+def plain_weights(model: ComposedForCausalLM) -> dict[str, Weights]:
+    """The weights that those found must not be worse than: the model's own, 1 each (Eq. 2), 1/k each (their mean)."""
+    count = len(model.members) - 1
+    return {BEFORE: tuple(model.config.weights), ONES: (1.0,) * count, SHARES: (1 / count,) * count}
 
 
-def _climb(objective: Callable[[Tensor], Tensor], start_K: Tensor, steps: int) -> Tensor:
-    weights_K = start_K.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([weights_K], max_iter=steps, line_search_fn="strong_wolfe")
+def kept_bytes(model: ComposedForCausalLM, text: DevelopmentText, labels: Labels) -> int:
+    """Bound what sparse rows of a text take."""
+    rows = len(text.ids) - first_row(model, text)
+    return 4 * len(model.members) * rows * labels.columns(rows)
+
+
+class Objective:
+    """The log-likelihood per token of sparse rows under a rule, as a function of the weights."""
+
+    def __init__(self, rule: ComposedRule, texts: Sequence[SparseText]) -> None:
+        self.rule, self._texts = rule, texts
+        self.tokens = sum(text.counted for text in texts)
+
+    @torch.no_grad()
+    def value(self, weights: Weights) -> float:
+        return sum(part.item() for part in self._parts(torch.tensor(weights)))
+
+    def descend(self, weights_K: Tensor) -> float:
+        """Return the negative of the value, and add its gradient to the weights', a batch at a time."""
+        total = 0.0
+        for part in self._parts(weights_K):
+            (-part).backward()
+            total -= part.item()
+        return total
+
+    def _parts(self, weights_K: Tensor) -> Iterator[Tensor]:
+        rule = self.rule.weighted(weights_K)
+        for batch in batches(self._texts):
+            yield batch.log_likelihood(rule) / self.tokens
+
+
+def climb(objective: Objective, start: Weights, progress: Progress) -> Weights:
+    """Go uphill from the start (L-BFGS), and return the best weights met: a rule whose likelihood is not smooth can
+    lead astray, or to NaN."""
+    weights_K = torch.tensor(start).requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [weights_K], max_iter=STEPS, tolerance_grad=1e-5, tolerance_change=1e-6, line_search_fn="strong_wolfe"
+    )
+    best, least, calls = start, -objective.value(start), 0
 
     def closure() -> Tensor:
+        nonlocal best, least, calls
         optimiser.zero_grad()
-        loss = -objective(weights_K)
-        loss.backward()
-        return loss
+        loss = objective.descend(weights_K)
+        if loss < least:
+            best, least = tuple(weights_K.tolist()), loss
+        calls += 1
+        progress("climbing", min(calls, STEPS), STEPS)
+        return torch.tensor(loss)
 
     with torch.enable_grad():
         optimiser.step(closure)
-    return weights_K.detach()
+    progress("climbing", STEPS, STEPS)
+    return best
