@@ -91,7 +91,7 @@ def claims() -> Iterator[str]:
 
 
 BLOCKS = {
-    "rules.md": {
+    "rules-evidence.md": {
         "claims": claims,
         "skills": lambda: skills(0, chains=[2]),
         "skills-small": lambda: skills(1, chains=[2], regimes=["aware"]),

@@ -86,9 +86,9 @@ def test_a_refused_change_changes_nothing():
         {"name": "evidence", "window": 10**12},
         {"name": "evidence", "trust": True},
         {"name": "evidence", "trust": -1},
-        {"name": "tail-floor", "floor": -1},
-        {"name": "tail-floor", "floor": True},
-        {"name": "plausibility", "share": "x"},
+        {"name": "belief", "span": -1},
+        {"name": "belief", "span": True},
+        {"name": "belief", "span": "x"},
     ],
     ids=str,
 )

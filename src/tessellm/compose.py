@@ -36,8 +36,8 @@ def compose(
 
     A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
     `source` and any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping
-    with `name` and parameters, or a rule object; `belief` by name lets the experts of a chat model read some neutral
-    prompts first. `weights` maps experts to numbers, 1 where not given. `termination`
+    with `name` and parameters, or a rule object; by default `belief` for several experts of a chat model, which read
+    some dozens of prompts first, else `evidence`. `weights` maps experts to numbers, 1 where not given. `termination`
     says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
     placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
     given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
@@ -45,13 +45,12 @@ def compose(
     """
     specs = member_specs(base, experts, weights, device_map)
     entry = rule_entry(rule)  # what is wrong with it should show before anything is loaded
-    if termination is None:
-        termination = default_termination(entry["name"])
-    check_termination(termination)
+    if termination is not None:
+        check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, rule, termination)
-    if entry == {"name": Belief.name}:
-        model.set_rule(Belief.name, termination=termination)  # again, now that there is a tokenizer
+    if entry in ({"name": Belief.name}, {"name": DEFAULT}):
+        model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
     return model
 
 
@@ -122,16 +121,16 @@ def load_members(
 def assemble(
     members: Sequence[Member],
     rule: RuleLike,
-    termination: str,
+    termination: str | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> ComposedForCausalLM:
     """Loaded members, made one model."""
-    vocabulary = vocabulary or agree([_speaker(member) for member in members])
+    vocabulary, entry = vocabulary or agree([_speaker(member) for member in members]), rule_entry(rule)
     contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(
         members=[SavedMember.of(member, vocabulary.member_end_ids[member.name]).entry() for member in members],
-        rule=rule_entry(rule),
-        termination=termination,
+        rule=entry,
+        termination=default_termination(entry["name"]) if termination is None else termination,
         vocab_size=vocabulary.size,
         max_position_embeddings=min((context for context in contexts if context), default=0),
         num_hidden_layers=sum(_text_config(member).num_hidden_layers for member in members),
@@ -171,9 +170,9 @@ def rule_entry(rule: RuleLike) -> dict[str, Any]:
     if "name" not in rule:
         raise RecipeError("a rule given as a mapping needs the key 'name'")
     name = rule["name"]
-    if not isinstance(name, str) or name not in RULES:
+    if not isinstance(name, str) or name not in {*RULES, DEFAULT}:
         raise RecipeError(f"unknown rule {name!r}; {nearest(str(name), RULES)}")
-    known = set(inspect.signature(RULES[name].make).parameters) - {"name", "weights"}
+    known = set(inspect.signature(RULES[name].make).parameters) - {"name", "weights"} if name in RULES else set()
     for key in rule:
         if key not in known | {"name"}:
             hint = nearest(key, known) if known else "it has none"

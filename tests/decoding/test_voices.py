@@ -37,7 +37,7 @@ def under(model: Any, rule: Any, weights: Any = None) -> Any:
     return other
 
 
-RULES = [("evidence", (1.0, 1.0)), ("evidence", (0.5, 2.0)), ("owner", (1.0, 1.0)), ("product", (0.3, -0.2))]
+RULES = [("evidence", (1.0, 1.0)), ("evidence", (0.5, 2.0)), ("belief", (1.0, 1.0)), ("product", (0.3, -0.2))]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -27,7 +27,7 @@ def models(request):
     return family([request.param] * 3)
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence", "tail-floor"])
+@pytest.mark.parametrize("rule", ["product", "evidence", "belief"])
 def test_the_composed_log_probabilities_are_the_models_own(models, rule):
     model, ids = composition(models, [1.0, 0.7], rule=rule), random_ids()
     trace = tessellm.trace(model, ids)

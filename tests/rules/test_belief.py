@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessellm.rules import product
-from tessellm.rules.belief import SHARE, Belief
+from tessellm.rules.belief import BASE, SHARE, Belief, prior
 
 TURN, OPENING = (3, 1), (5, 4)
 HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)
@@ -51,6 +51,17 @@ def test_no_law_is_better_by_more_than_its_prior(experts, seed, spread, steps):
     price = -why.more["law_BTL"][:, 0].log() - steps * math.log1p(-SHARE)
     for number, law in enumerate(laws(logp)):
         assert (losses(said, tokens).sum(1) <= losses(law, tokens).sum(1) + price[:, number] + 1e-3).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(experts=st.integers(1, 6), seed=st.integers(0, 10**6), spread=st.floats(0.1, 40))
+def test_no_prompt_rules_a_law_out(experts, seed, spread):
+    score = torch.randn(3, 2, experts, generator=torch.Generator().manual_seed(seed)) * spread
+    found = prior(score, calibrated=True).exp()
+    assert (found >= SHARE / (experts + 2) - 1e-9).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2))
+    likeliest = torch.cat([torch.full_like(score[..., :1], BASE), score], -1).argmax(-1)
+    assert torch.equal(found[..., :-1].argmax(-1), likeliest)
 
 
 @settings(max_examples=30, deadline=None)

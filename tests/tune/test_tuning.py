@@ -70,7 +70,7 @@ def test_weights_that_solve_the_problems_are_found(folder: Path) -> None:
     seen: list[Any] = []
     values = (1.25, 1.5)
     tuning = tune_by_score(
-        model, Runner(folder / "data"), ["gsm8k"], values, ("product", "owner"), Part(4), tried=seen.append
+        model, Runner(folder / "data"), ["gsm8k"], values, ("product", "evidence"), Part(4), tried=seen.append
     )
     assert (tuning.rule, tuning.weights) == ("product", {"math": 1.25, "coding": 1.0})
     assert (tuning.before, tuning.after) == (0.0, 1.0)

@@ -44,7 +44,7 @@ def test_self_contained_with_weights_and_a_policy(tmp_path: Path) -> None:
     assert_equal(composed)
 
 
-@pytest.mark.parametrize("rule", ["owner", "tail-floor"])
+@pytest.mark.parametrize("rule", ["evidence", "belief"])
 def test_other_rules(rule: str, tmp_path: Path) -> None:
     assert_equal(composition(tmp_path, "llama", rule, termination="any"))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..rules import ComposedRule, Explanation
-from ..rules.gates import LOG_ZERO
+from ..rules.equation import LOG_FLOOR
 from ..rules.termination import ends_on, log_left
 from .sweep import Swept, sweep
 
@@ -103,5 +103,5 @@ def gap_bound(idle_BT: Tensor, event_BTN: Tensor | None, ideal_BT: Tensor) -> Te
         return bound_BT
     theirs_BT, spoken_BT = event_BTN.gather(-1, ideal_BT[..., None])[..., 0], event_BTN[..., -1]
     stop_BT, go_BT = spoken_BT.exp(), log_left(spoken_BT)
-    stopping_BT = stop_BT * (spoken_BT.clamp_min(LOG_ZERO) - theirs_BT.clamp_min(LOG_ZERO))
+    stopping_BT = stop_BT * (spoken_BT.clamp_min(LOG_FLOOR) - theirs_BT.clamp_min(LOG_FLOOR))
     return (stopping_BT + go_BT.exp() * (go_BT - log_left(theirs_BT))).clamp_min(0) + go_BT.exp() * bound_BT

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..rules import ComposedRule
-from ..rules.gates import IMPOSSIBLE, LOG_ZERO
+from ..rules.equation import IMPOSSIBLE, LOG_FLOOR
 
 TOP = 5
 TINY = 1e-38  # p log p is 0 where p is
@@ -56,10 +56,10 @@ def sweep(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
 
 def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
     law_MRV, spoken_RV = rule.members_heard(logp_MRV[:, None])[:, 0], rule.itself_heard(composed_RV[None])[0]
-    safe_MRV, prob_MRV, voice_RV = law_MRV.clamp_min(LOG_ZERO), law_MRV.exp(), spoken_RV.exp()
+    safe_MRV, prob_MRV, voice_RV = law_MRV.clamp_min(LOG_FLOOR), law_MRV.exp(), spoken_RV.exp()
     ratio_KRV = safe_MRV[1:] - safe_MRV[0]
     entropy_MR = -torch.linalg.vecdot(prob_MRV, safe_MRV)
-    spoken_entropy_R = -torch.linalg.vecdot(voice_RV, spoken_RV.clamp_min(LOG_ZERO))
+    spoken_entropy_R = -torch.linalg.vecdot(voice_RV, spoken_RV.clamp_min(LOG_FLOOR))
     epsilon_KR = torch.maximum(ratio_KRV.amax(-1), -ratio_KRV.amin(-1))
     score_RV = safe_MRV[0] + ratio_KRV.sum(0)
     most_R1 = score_RV.amax(-1, keepdim=True)

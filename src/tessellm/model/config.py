@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..rules import DEFAULT, default_termination
+from ..rules import WITHOUT_CHAT, default_termination
 from .room import check_room
 
 
@@ -20,8 +20,8 @@ class ComposedConfig(PreTrainedConfig):
     model_type = "tessellm"
 
     members: list[dict[str, Any]] = field(default_factory=list)
-    rule: dict[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
-    termination: str = default_termination(DEFAULT)
+    rule: dict[str, Any] = field(default_factory=lambda: {"name": WITHOUT_CHAT})
+    termination: str = default_termination(WITHOUT_CHAT)
     vocab_size: int = 0
     max_position_embeddings: int = 0
     num_hidden_layers: int = 0

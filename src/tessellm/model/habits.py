@@ -10,7 +10,7 @@ Shapes: M members (0 is the base), K experts, P prompts, T time, V vocabulary, N
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..rules import RuleLike, Weights, normalised, tilt
+from ..rules import DEFAULT, WITHOUT_CHAT, RuleLike, Weights, normalised, tilt
 from ..rules.belief import Belief, read_rows
 from .usual import PROMPTS
 
@@ -30,9 +30,15 @@ SMALLEST = 1e-2  # deviation: an expert that always does the same is not told fr
 
 
 def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> RuleLike:
-    """Any rule as it was given, but `belief` by its name alone with the habits of the model's experts."""
-    by_name = rule in (Belief.name, {"name": Belief.name}) and len(weights) == len(model.members) - 1
-    return calibrated(model, Belief(), weights) if by_name else rule
+    """Any rule as it was given, but `belief` by its name alone with the habits of the model's experts, and the default
+    as it suits the model."""
+    name = rule["name"] if isinstance(rule, Mapping) and set(rule) == {"name"} else rule
+    if name not in (DEFAULT, Belief.name) or len(weights) != len(model.members) - 1:
+        return rule
+    if name == DEFAULT and len(weights) == 1:
+        return WITHOUT_CHAT  # by which one expert speaks for itself
+    found = calibrated(model, Belief(), weights)
+    return WITHOUT_CHAT if name == DEFAULT and not found.calibrated else found
 
 
 def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Belief:

@@ -15,13 +15,14 @@ from .equation import (
 )
 from .product import Product
 from .protocol import Explanation, Rule, Weights
-from .table import DEFAULT, RULES, RuleEntry, default_termination
+from .table import DEFAULT, RULES, WITHOUT_CHAT, RuleEntry, default_termination
 
 __all__ = [
     "DEFAULT",
     "LARGEST_WEIGHT",
     "LOG_FLOOR",
     "RULES",
+    "WITHOUT_CHAT",
     "BaseRule",
     "ComposedRule",
     "Explanation",

@@ -10,8 +10,8 @@ Five numbers of each expert, two of the last row and three averaged over the las
 expert's habits: their mean and deviation over prompts of all kinds (`model.habits` measures those, once per
 composition). Without habits the belief begins with Eq. 2 and follows the evidence alone.
 
-Guarantee: over any text behind its beginning, the log-loss is at most that of the best law plus log(1/prior of that
-law), and at most that of the best sequence of laws plus log(laws/SHARE) per switch; see docs/theory.md. Pure functions
+Guarantee: over any text behind its beginning, the log-loss is at most that of the best law plus log(laws/SHARE) nats,
+and at most that of the best sequence of laws plus as much per switch; see docs/theory.md. Pure functions
 of log-probabilities and token ids; of torch alone; knows no model and no tokenizer.
 
 Shapes: M members (0 is the base), K experts, L = M+1 laws, B batch, T time, V vocabulary, W window, F features.
@@ -236,12 +236,12 @@ def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:
     law_BTL = torch.cat([base_BT1, score_BTK, torch.full_like(base_BT1, first)], -1).log_softmax(-1)
     index_L = torch.arange(law_BTL.shape[-1], device=law_BTL.device)
     likeliest_BTL = index_L == law_BTL.argmax(-1, keepdim=True)
-    return (law_BTL.exp() * (1 - COMMIT) + COMMIT * likeliest_BTL).log()
+    return shared((law_BTL.exp() * (1 - COMMIT) + COMMIT * likeliest_BTL).log())
 
 
-def shared(score_BL: Tensor) -> Tensor:
-    """Normalise, and give a share back to all laws alike, so that the belief can move again."""
-    return (score_BL.softmax(-1) * (1 - SHARE) + SHARE / score_BL.shape[-1]).log()
+def shared(score_L: Tensor) -> Tensor:
+    """Normalise, and give a share back to all laws alike, so that the belief can move again: [..., L]."""
+    return (score_L.softmax(-1) * (1 - SHARE) + SHARE / score_L.shape[-1]).log()
 
 
 def observe(law_LBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:

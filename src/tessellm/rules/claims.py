@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gates import IMPOSSIBLE, LOG_ZERO
+from .equation import IMPOSSIBLE, LOG_FLOOR
 from .sums import against_base, weighted_sum
 
 CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
@@ -36,7 +36,7 @@ class Claims(NamedTuple):
 def read_claims(logp_MBTV: Tensor) -> Claims:
     """Pairwise divergences, the centre, the claimants, and Eq. 2 over them."""
     members = logp_MBTV.shape[0]
-    safe_MBTV = logp_MBTV.clamp_min(LOG_ZERO)
+    safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
     prob_MBTV = logp_MBTV.exp()
     cross_BTMM, base_BTM = against_base(prob_MBTV, safe_MBTV)
     own_BTM = cross_BTMM.diagonal(dim1=-2, dim2=-1)

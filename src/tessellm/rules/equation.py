@@ -9,6 +9,7 @@ from torch import Tensor
 
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
+IMPOSSIBLE = -5e3  # a combined token below this was impossible for a speaking member
 
 
 def product(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from ..decoding.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
 
-WORTH_COMPILING = 20_000  # new tokens; for fewer, compiling takes longer than it saves
+WORTH_COMPILING = 2_500  # steps; for fewer, compiling takes longer than it saves
 PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and the values that ask for nothing
     "repetition_penalty": (None, 1, 1.0),
     "no_repeat_ngram_size": (None, 0),
@@ -47,7 +47,7 @@ def engine_for(
             raise EngineError(f"the generation config sets {', '.join(unknown)}, which the fast path does not know")
         slots = max(1, min(batch_size, len(sizes)))
         longest = max((prompt + new for prompt, new in sizes), default=1)
-        compiled = sum(new for _, new in sizes) >= WORTH_COMPILING
+        compiled = sum(new for _, new in sizes) >= WORTH_COMPILING * slots
         return Engine(model, slots, longest, compiled=compiled, speculation=speculation)
     except EngineError as error:
         note(str(error))

@@ -121,7 +121,7 @@ def test_more_numbers_of_rows_than_a_compiler_takes_for_one_function() -> None:
 
 def test_weighted_rules_are_captured() -> None:
     here, there = pair("llama", {"name": "product"})
-    for rule in ("product", "evidence", "tail-floor"):
+    for rule in ("product", "evidence", "belief"):
         weighted = [
             tessellm.compose(m.base, {n: m.member(n) for n in "ab"}, rule=rule, weights={"a": 0.5})
             for m in (here, there)

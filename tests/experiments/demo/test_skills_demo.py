@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import tessellm
 from tessellm.experiments.demo import skills
-from tessellm.experiments.demo.answers import Answer, end_at_turns
+from tessellm.experiments.demo.answers import Answer
 from tessellm.experiments.demo.prompts import PROMPTS, Asked
 from tessellm.experiments.demo.shown import ending, one_line, spoken
 from tessellm.experiments.demo.skills import find_experts, run_skills_demo
@@ -69,7 +69,6 @@ def test_every_prompt_is_answered_by_the_composition_the_base_and_its_expert(dem
 
 def test_answers_are_those_of_generate(files: Path, demo: SimpleNamespace) -> None:
     model = tessellm.compose(files / "base.gguf", find_experts(files / "adapters"), rule="belief", dtype="float32")
-    end_at_turns(model)
     chat = [{"role": "user", "content": ASKED[0].prompt}]
     text = model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     inputs = model.tokenizer(text, add_special_tokens=False, return_tensors="pt")

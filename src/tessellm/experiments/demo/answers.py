@@ -69,15 +69,6 @@ def encoded(model: ComposedForCausalLM, prompts: Sequence[Asked]) -> list[list[i
     return [tokenizer(as_chat(tokenizer, asked.prompt), add_special_tokens=False)["input_ids"] for asked in prompts]
 
 
-def end_at_turns(model: ComposedForCausalLM) -> None:
-    """End texts also where another turn would open, with the token that opens prompts: the repository's adapters were
-    trained to end so, as their cards say."""
-    opening = encoded(model, [Asked("base", "hello")])[0][0]
-    ends = list(dict.fromkeys([*(model.config.eos_token_id or ()), opening]))
-    model.config.eos_token_id = model.generation_config.eos_token_id = ends
-    model.config.members = [{**member, "end_ids": ends} for member in model.config.members]
-
-
 def watch_belief(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
     """Observe each member's share in what is said."""
     return {"belief": why.belief_BTM[:, 0]}

@@ -25,9 +25,10 @@ from ...files import new_directory, write_text
 from ...load import load_model
 from ...members import sources
 from ...model import ComposedForCausalLM
+from ...model.usual import PROMPTS as USUAL
 from ...text.prompts import as_chat, tokenizer_of
 from ..real.skills import DOMAINS, adapters_folder
-from .answers import Answer, answer_all, answer_alone, end_at_turns
+from .answers import Answer, answer_all, answer_alone
 from .clock import Clock, is_demo, no_loading_bars
 from .heat_map import save_heat_map
 from .prompts import PROMPTS, Asked
@@ -59,7 +60,7 @@ def run_skills_demo(
             console.print(f"{name}, {clock.seconds[name]:.0f} s", style="dim")
             return result
 
-        name = f"loaded the base and {len(experts)} experts, which read 40 neutral prompts"
+        name = f"loaded the base and {len(experts)} experts, which read {len(USUAL)} prompts"
         model = phase(name, lambda: compose_experts(out / EXPERTS, base, experts))
         phase("saved the composition", lambda: model.save_pretrained(folder / EXPERTS))
         members = list(model.config.member_names)
@@ -104,9 +105,7 @@ def compose_experts(saved: Path, base: str | Path, experts: dict[str, Path]) -> 
             model = None
         if model is not None and _is_made_of(model, base, experts):
             return model
-    model = tessellm.compose(base, experts, rule=RULE, dtype="float32")
-    end_at_turns(model)
-    return model
+    return tessellm.compose(base, experts, rule=RULE, dtype="float32")
 
 
 def _is_made_of(model: ComposedForCausalLM, base: str | Path, experts: dict[str, Path]) -> bool:

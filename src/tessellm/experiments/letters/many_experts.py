@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...rules import gates, product_scores
+from ...rules import product_scores
 from ..lab.claims import Claim, Result
 from ..lab.devices import device_for
+from ..lab.gates import GATES
 from ..lab.intervals import share
 from ..lab.panels import blank, drawn, save
 from ..lab.stacked import Params, Shape, select, train
@@ -93,7 +94,7 @@ def train_letters(
 
 
 RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    name: lambda logp, tokens, rule=rule: rule(logp) for name, rule in (DECODING | gates.GATES).items()
+    name: lambda logp, tokens, rule=rule: rule(logp) for name, rule in (DECODING | GATES).items()
 } | {"evidence": default_rule}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...evaluate.columns import alone, in_place_of_all, with_rule
 from ...members.sources import digest, weight_files
 from ...model import ComposedForCausalLM
-from ...rules import DEFAULT
+from ...rules.belief import Belief
 from .members import Experts
 from .packing import Text
 from .peers import METHODS, arrow, merged
@@ -62,7 +62,7 @@ def own_columns(experts: Experts, plan: Plan) -> list[Column]:
 
 def rule_title(rule: str) -> str:
     """As a table shows it."""
-    return "Eq. 2" if rule == EQ2 else f"{rule} (default)" if rule == DEFAULT else rule
+    return "Eq. 2" if rule == EQ2 else f"{rule} (default)" if rule == Belief.name else rule
 
 
 def peer_columns(

@@ -20,9 +20,9 @@ from .columns import ALL, Column, own_columns, peer_columns, trained_column
 from .costs import costs_of
 from .measure import Measuring, Task, new_tokens
 from .members import Experts, Places, load_base
-from .plan import BLENDS, PAIRS, PLANS, SETS, TWO, Plan
+from .plan import BLENDS, PAIRS, PLANS, SETS, TWINS, TWO, Plan
 from .results import SetResult, claims_of
-from .skills import DOMAINS, Example, read
+from .skills import DOMAINS, SKILLS, Example, read
 from .tasks import function_prompt, two_requests
 
 Log = Callable[[str], None]
@@ -98,6 +98,9 @@ def adapters_of(name: str, places: Places, seed: int) -> dict[str, Path]:
     """The adapters of a set by name; empty where they are not there."""
     if name == "six-other":
         return places.others(seed + 1)
+    if name == TWINS:
+        other = places.extra("math", seed + 1)
+        return {**adapters_of("five", places, seed), "math-too": other} if other else {}
     skills = {**SETS, **BLENDS, TWO: DOMAINS}[name]
     return {skill: places.adapters / skill for skill in skills}
 
@@ -113,6 +116,8 @@ def tasks_of(name: str, data: Path, plan: Plan) -> list[Task]:
     """What is asked of a set."""
     if name == TWO:
         return [_two(data, pair, plan) for pair in PAIRS]
+    if name == TWINS:
+        return [_skill(data, "math", plan)]
     if name in BLENDS:
         skill = BLENDS[name][0]
         return [Task(name, (), read(data, skill, "test", plan.write), new_tokens(plan, skill), "blend")]
@@ -141,7 +146,7 @@ def _two(data: Path, pair: tuple[str, str], plan: Plan) -> Task:
 def development(data: Path, skills: Sequence[str], plan: Plan) -> list[Task]:
     """Development prompts of the skills; code has none whose answers could be judged."""
     tasks = []
-    for skill in skills:
+    for skill in (each for each in skills if each in SKILLS):
         examples = read(data, skill, "dev", plan.develop)
         written = examples if plan.develop_by_writing and skill != "code" else ()
         tasks.append(Task(skill, examples, written, new_tokens(plan, skill)))

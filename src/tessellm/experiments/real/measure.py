@@ -145,7 +145,7 @@ class Measuring:
         """All prompts' texts, or those of some of them."""
         examples = task.write if only is None else [task.write[number] for number in only]
         asks = [Ask(tuple(prompt), TextOptions(task.new_tokens)) for prompt, _ in self._texts(model, examples)]
-        found = dict(BlockWriter(model, self.plan.batch_size, note=self.log).write(asks))
+        found = dict(BlockWriter(model, self.plan.batch_size, self.plan.engine, self.log).write(asks))
         return [found[number] for number in range(len(asks))]
 
     def _route(self, columns: Sequence[Column], task: Task) -> list[Written]:

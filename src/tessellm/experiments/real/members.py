@@ -13,7 +13,7 @@ from ...evaluate.columns import in_place_of_all
 from ...members import Loading, Member, MemberSpec, load_member
 from ...members.sources import digest, weight_files
 from ...model import ComposedForCausalLM
-from ...rules import DEFAULT, default_termination
+from ...rules import WITHOUT_CHAT
 from .skills import SKILLS, adapters_folder, data_folder
 
 TRAINED, BASE = "TESSELLM_REAL_TRAINED", "TESSELLM_REAL_BASE"  # environment variables
@@ -63,7 +63,7 @@ class Experts:
         self.base_name = base.source.name.rpartition("/")[2] if base.source else base.name
         self.identity = {name: digest(weight_files(folder)) for name, folder in adapters.items()}
         experts = [self.load(name, folder) for name, folder in adapters.items()]
-        self.composed = assemble([base, *experts], DEFAULT, default_termination(DEFAULT))
+        self.composed = assemble([base, *experts], WITHOUT_CHAT)
 
     def load(self, name: str, folder: Path) -> Member:
         """An adapter of the base, around its tensors."""

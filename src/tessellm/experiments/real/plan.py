@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import TessellmError, nearest
-from ...rules import DEFAULT, RULES
+from ...rules import RULES
 from .skills import DOMAINS, SKILLS
 
 EQ2 = "product"
@@ -17,6 +17,7 @@ SETS = {  # experts that are composed; the last ones are trainings by another se
 }
 BLENDS = {f"{name}+capitals": (name, "capitals") for name in ("math", "intents", "sql")}
 TWO = "two requests"
+TWINS = "twins"  # the five, and math by another seed
 PAIRS = (("sql", "intents"), ("intents", "bash"), ("bash", "math"), ("math", "sql"))
 
 
@@ -36,6 +37,7 @@ class Plan:
     arrow: tuple[int, ...]  # experts that are heard at once
     two: int  # prompts per pair of skills
     batch_size: int
+    engine: str  # that writes; an engine's own preparations take longer than one column's texts on a GPU
     numbers: int  # log-probabilities that reading holds at once
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
@@ -53,16 +55,16 @@ class Plan:
         )
 
 
-ALL_SETS = (*SETS, *BLENDS, TWO)
+ALL_SETS = (*SETS, *BLENDS, TWO, TWINS)
 PLANS = {
     "cpu": Plan(
         read=4, write=6, writing=("bash", "intents", "sql", "capitals"), develop=2, develop_by_writing=False,
-        sets=("six",), rules=(DEFAULT, EQ2), merges=("task-arithmetic",), strengths=(0.2, 0.4), arrow=(), two=0,
-        batch_size=6, numbers=1 << 28, timed=0, new_tokens=56,
+        sets=("six",), rules=("belief", EQ2), merges=("task-arithmetic",), strengths=(0.2, 0.4), arrow=(), two=0,
+        batch_size=6, engine="auto", numbers=1 << 28, timed=0, new_tokens=56,
     ),
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=256, numbers=1 << 31, timed=128,
+        batch_size=256, engine="reference", numbers=1 << 29, timed=128,
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...evaluate.intervals import bootstrap, compare
-from ...rules import DEFAULT
+from ...rules.belief import Belief
 from ...statistics import bootstrap as resampled
 from ..lab.claims import Claim, at_least
 from .columns import Column, rule_title
@@ -18,7 +18,7 @@ from .plan import SETS
 from .reading import Read
 from .skills import SKILLS
 
-OURS = rule_title(DEFAULT)
+OURS = rule_title(Belief.name)
 PEERS = ("merge", "arrow", "router")
 LOWER_BY = 0.25  # nats that an expert should be below the base
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...rules import gates
 from ...rules.evidence import Evidence
 from ..lab.claims import Claim, Result
 from ..lab.devices import device_for
+from ..lab.gates import GATES
 from ..lab.intervals import share
 from ..lab.panels import blank, drawn, save
 from ..lab.stacked import Shape, logits, select
@@ -38,7 +38,7 @@ def default_rule(logp_MBTV: Tensor, tokens_BT: Tensor) -> Tensor:
 
 def rules() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Every decoding rule of the comparison, as a function of rows and tokens."""
-    stateless = baselines.DECODING | gates.GATES
+    stateless = baselines.DECODING | GATES
     table: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         name: lambda logp, tokens, rule=rule: rule(logp)  # type: ignore[misc]
         for name, rule in stateless.items()
