@@ -90,16 +90,25 @@ def test_what_a_terminal_shows():
     assert visible(result.text) == re.sub(r"\[\w+\||\](?!0;)", "", shown.rstrip("\n")).replace("\\", "")
 
 
-@pytest.mark.parametrize("stop", [(), ("e",)])
-def test_traced_generation_is_generation(stop):
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "options", [{}, {"stop": ("e",)}, {"temperature": 3.0, "seed": 5}], ids=["greedy", "stop", "drawn"]
+)
+def test_what_is_traced_is_what_was_written(options, engine):
     from tessellm.text.generate import generate_texts
 
     model = composition("three", "six", rule="evidence")
-    request = TextOptions(max_new_tokens=12, stop=stop)
-    plain = list(generate_texts(model, ["ab", "cdef"], request))
+    request, prompts = TextOptions(max_new_tokens=12, **options), ["ab", "cdef"]
+    plain = list(generate_texts(model, prompts, request, engine=engine))
     terminal = Terminal(io.StringIO(), model.config.member_names)
-    traced = [result for result, _ in generate_traced(model, ["ab", "cdef"], request, 8, terminal)]
-    assert traced == plain
+    traced = list(generate_traced(model, prompts, request, 8, terminal, engine))
+    assert [result for result, _ in traced] == plain  # by the same engine: a drawn text too
+    for prompt, (result, trace) in zip(prompts, traced, strict=True):
+        text = model.tokenizer.decode(trace.tokens[0], skip_special_tokens=True)
+        assert text.startswith(result.text)
+        ids = torch.tensor(model.tokenizer(prompt)["input_ids"] + trace.tokens[0].tolist())
+        whole = tessellm.trace(model, ids)
+        torch.testing.assert_close(trace.logprob[0], whole.logprob[0, -trace.tokens.shape[1] :])
 
 
 def test_colours_only_where_there_are_any(monkeypatch):

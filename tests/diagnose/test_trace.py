@@ -152,3 +152,16 @@ def test_json_and_pandas_hold_every_scored_token():
     assert frame["divergence.two"].tolist() == pytest.approx(trace.divergence[trace.scored][:, 1].tolist())
     with pytest.raises(AttributeError, match="has no 'nothing'"):
         _ = trace.nothing
+
+
+def test_a_trace_may_begin_after_a_prompt():
+    model = composition(family(["llama"] * 3), rule="evidence")
+    ids = torch.randint(4, 60, (2, 90), generator=torch.Generator().manual_seed(0))
+    whole = tessellm.trace(model, ids)
+    for start in (2, 40, 89):
+        part = tessellm.trace(model, ids, start=start)
+        assert part.scored.sum(1).tolist() == [90 - start] * 2
+        equal(part, whole, (slice(None), slice(start, None)))
+    for start in (0, 90):
+        with pytest.raises(PromptError, match="the second at the earliest"):
+            tessellm.trace(model, ids, start=start)

@@ -23,7 +23,8 @@ def link(saved: SavedMember, member: Member, target: Path) -> SavedMember:
             f"member {member.name!r} is inside {target}, which would be replaced by a link to it. Save self-contained, "
             "or to another folder"
         )
-    dtype = None if member.is_adapter else str(member.model.dtype).removeprefix("torch.")
+    by_default = member.is_adapter or member.default_dtype  # as it is stored, or as suits the device
+    dtype = None if by_default else str(member.model.dtype).removeprefix("torch.")
     return saved.placed(dtype=dtype, quantization=member.spec.quantization, **_place(member.source, target))
 
 

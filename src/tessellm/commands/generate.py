@@ -47,7 +47,7 @@ def generate(
     seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None,
     chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False,
-    trace: Annotated[bool, typer.Option(help="Show which member owns each token; by the reference.")] = False,
+    trace: Annotated[bool, typer.Option(help="Show which member owns each token, when the text is written.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run at once.")] = 8,
     engine: Annotated[
         Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
@@ -66,13 +66,10 @@ def generate(
 
     Example: tessellm generate out "Write a function that" --trace
     """
-    from ..errors import EngineError
     from ..text.generate import generate_texts
     from ..text.inputs import read_prompts
     from ..text.options import TextOptions
 
-    if trace and speculate is not None:
-        raise EngineError("--trace decodes by the reference, without drafts: leave out --speculate or --trace")
     if temperature == 0 and (unused := on_command_line(given, ("top_p", "seed"))):
         names = " and ".join(map(as_option, unused))
         note(f"{names} do nothing without --temperature: greedy decoding draws nothing")
@@ -81,7 +78,7 @@ def generate(
     options = TextOptions(max_new_tokens or TextOptions.max_new_tokens, *settings)
     composition = load(model, device, dtype)
     if trace:
-        write_json(json_path, _traced(composition, asked, options, batch_size))
+        write_json(json_path, _traced(composition, asked, options, batch_size, engine, speculate))
         return
     results = []
     shown: Any = OnTerminal(sys.stdout)
@@ -107,12 +104,14 @@ def note(text: str) -> None:
     err.print(f"note: {escape(text)}", soft_wrap=True)
 
 
-def _traced(composition: Any, asked: list[str], options: TextOptions, batch_size: int) -> list[dict[str, Any]]:
+def _traced(
+    composition: Any, asked: list[str], options: TextOptions, batch_size: int, engine: str, speculate: str | None
+) -> list[dict[str, Any]]:
     from ..diagnose.speaking import Terminal, generate_traced
 
     terminal = Terminal(sys.stdout, composition.config.member_names)
     terminal.legend()
     results = []
-    for result, trace in generate_traced(composition, asked, options, batch_size, terminal):
+    for result, trace in generate_traced(composition, asked, options, batch_size, terminal, engine, note, speculate):
         results.append(asdict(result) | {"trace": json.loads(trace.to_json())["tokens"]})
     return results

@@ -43,11 +43,6 @@ class Recorder:
         if self._pending is not None:
             self._said.append(log_probabilities(*self._pending, token_B1))
 
-    @property
-    def owner_B(self) -> list[int]:
-        """Who owns the row that was composed last; waits for the device."""
-        return self.blocks[-1].owner_BT[:, -1].tolist()
-
     def finish(self, token_B1: Tensor) -> dict[str, Tensor]:
         """Everything by name, [B, rows, …] on the host, once the last token is known."""
         self._hear(token_B1)

@@ -1,24 +1,20 @@
-"""Text as it is written, every token in its owner's colour; without colours, owners are named in brackets."""
+"""Text that was written, every token in its owner's colour; without colours, owners are named in brackets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
 from ..model import ComposedForCausalLM
-from ..text.generate import Generated, finished
+from ..text.generate import Generated, generate_rows
 from ..text.options import TextOptions
-from ..text.prompts import encode_prompts, tokenizer_of
-from ..text.reference import reference_batches
 from ..text.stops import UNFINISHED
 from ..text.visible import visible
-from .recorder import Recorder
 from .shown import in_terminal
-from .trace import Trace, generated
+from .trace import Trace, trace
 
 
 class Terminal:
@@ -59,62 +55,34 @@ class Terminal:
         print(text, end="", flush=True, file=self.stream)
 
 
-class OwnerStreamer(BaseStreamer):
-    """Shows each token of one text as it comes; half characters wait for their other half."""
-
-    def __init__(self, model: ComposedForCausalLM, recorder: Recorder, terminal: Terminal):
-        self.tokenizer, self.recorder, self.terminal = tokenizer_of(model), recorder, terminal
-        self.tokens: list[int] | None = None  # None before the prompt
-        self.shown = ""
-
-    def put(self, value: torch.Tensor) -> None:
-        if self.tokens is None:
-            self.tokens = []
-            return
-        self.tokens += value.flatten().tolist()
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if not text.endswith(UNFINISHED):
-            self.terminal.piece(text[len(self.shown) :], self.recorder.owner_B[0])
-            self.shown = text
-
-    def end(self) -> None:
-        self.terminal.end()
-
-
 def generate_traced(
-    model: ComposedForCausalLM, prompts: Sequence[str], options: TextOptions, batch_size: int, terminal: Terminal
+    model: ComposedForCausalLM,
+    prompts: Sequence[str],
+    options: TextOptions,
+    batch_size: int,
+    terminal: Terminal,
+    engine: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
+    speculate: str | None = None,
 ) -> Iterator[tuple[Generated, Trace]]:
-    """Continue every prompt and show who owns which token: one prompt while it is written, several, or a text that may
-    end before a stop text, when they are done."""
-    live = len(prompts) == 1 and not options.stop
-    recorder = Recorder(model, last_only=True)
-
-    def more() -> dict[str, Any]:
-        nonlocal recorder
-        recorder, cache = Recorder(model, last_only=True), model.new_cache()
-        cache.observer = recorder
-        streamer = OwnerStreamer(model, recorder, terminal) if live else None
-        return {"past_key_values": cache, "streamer": streamer}
-
-    left = iter(prompts)
-    rows, options = encode_prompts(model, prompts, options)
-    for start, output_BT in reference_batches(model, rows, options, batch_size, more):
-        trace = generated(model, recorder, output_BT, start)
-        for number, prompt in zip(range(len(output_BT)), left, strict=False):
-            result = finished(model, prompt, output_BT[number, start:].tolist(), options)
-            one = trace.text(number, trace.scored[number])
-            if not live:
-                show(result, one, terminal)
-            yield result, one
+    """Continue every prompt as `generate_texts` does, then read each text and show who owns which of its tokens: what
+    is explained is what was written, whatever wrote it."""
+    for row in generate_rows(model, prompts, options, batch_size, None, engine, note, speculate):
+        ids_T = torch.tensor(row.prompt_ids + row.new_ids)
+        start = len(row.prompt_ids)
+        written = trace(model, ids_T, start=start).text(0, torch.arange(len(ids_T)) >= start)
+        if len(prompts) > 1:
+            terminal.plain(row.result.prompt)
+        show(row.result, written, terminal)
+        yield row.result, written
 
 
 def show(result: Generated, trace: Trace, terminal: Terminal) -> None:
-    """A finished text, up to where it was cut."""
-    terminal.plain(result.prompt)
-    left = len(result.text)
-    for position in range(trace.tokens.shape[1]):
-        piece = trace.token_text(int(trace.tokens[0, position]))[:left]
-        if piece:
-            terminal.piece(piece, int(trace.owner[0, position]))
-        left -= len(piece)
+    """Show a finished text up to where it was cut; half characters wait for their other half."""
+    tokens, shown = trace.tokens[0].tolist(), 0
+    for position in range(len(tokens)):
+        text = trace.tokenizer.decode(tokens[: position + 1], skip_special_tokens=True)[: len(result.text)]
+        if len(text) > shown and (not text.endswith(UNFINISHED) or position == len(tokens) - 1):
+            terminal.piece(text[shown:], int(trace.owner[0, position]))
+            shown = len(text)
     terminal.end()

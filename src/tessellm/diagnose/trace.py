@@ -150,8 +150,9 @@ def finite(value: Any) -> Any:
 
 
 @torch.inference_mode()
-def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None = None) -> Trace:
-    """Trace given texts [B, T] (or one, [T]); padded on either side where the mask says so.
+def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None = None, start: int = 1) -> Trace:
+    """Trace given texts [B, T] (or one, [T]); padded on either side where the mask says so. Tokens before `start`, such
+    as a prompt's, are read and not scored.
 
     Texts are read some positions at a time, so that log-probabilities of no more than those are ever held.
     """
@@ -159,21 +160,30 @@ def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor 
     ids_BT = _ids(input_ids, model.config.vocab_size).to(model.device)
     mask_BT = _mask(attention_mask, ids_BT)
     position_BT = (mask_BT.cumsum(1) - 1).clamp_min(0)
+    length = ids_BT.shape[1]
+    if not 1 <= start < length:
+        raise PromptError(
+            f"a trace begins at one of the {length} tokens, the second at the earliest; got start={start}"
+        )
     recorder, cache = Recorder(model), model.new_cache()
+
+    def feed(begin: int, end: int, keep: int = 0) -> None:
+        mask, position = mask_BT[:, :end].long(), position_BT[:, begin:end]
+        model(
+            ids_BT[:, begin:end], attention_mask=mask, position_ids=position, past_key_values=cache, logits_to_keep=keep
+        )
+
+    if start > 1:
+        feed(0, start - 1, keep=1)
     cache.observer = recorder
     elements = len(model.members) * len(ids_BT) * model.config.vocab_size
-    for start, stop in slices(ids_BT.shape[1] - 1, elements):
-        model(
-            ids_BT[:, start:stop],
-            attention_mask=mask_BT[:, :stop].long(),
-            position_ids=position_BT[:, start:stop],
-            past_key_values=cache,
-        )
+    for begin, end in slices(length - start, elements):
+        feed(start - 1 + begin, start - 1 + end)
     columns = recorder.finish(ids_BT[:, -1:])
-    before = {name: torch.nn.functional.pad(each, _first_column(each)) for name, each in columns.items()}
+    before = {name: torch.nn.functional.pad(each, _first_column(each, start)) for name, each in columns.items()}
     scored_BT = mask_BT.clone()
     scored_BT[:, 1:] &= mask_BT[:, :-1]
-    scored_BT[:, 0] = False
+    scored_BT[:, :start] = False
     return _made(model, ids_BT, scored_BT, before)
 
 
@@ -204,7 +214,7 @@ def generated(model: ComposedForCausalLM, recorder: Recorder, output_BT: Tensor,
     return _made(model, output_BT, scored_BT, padded)
 
 
-def _first_column(each: Tensor, columns: int = 1) -> list[int]:
+def _first_column(each: Tensor, columns: int) -> list[int]:
     """Padding that puts so many empty columns in front."""
     return [0, 0] * (each.ndim - 2) + [columns, 0]
 

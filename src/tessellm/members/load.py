@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import MemberError
 from . import adapters, gguf_files, sources
+from .precision import widen
 from .quantized import quantization_config
 from .sources import Source
 from .spec import Loading, Member, MemberSpec, dtype_of
@@ -53,7 +55,8 @@ def _load_member(name: str, spec: MemberSpec, base: Member | None, loading: Load
     sources.check_files(source.directory, f"member {name!r}")
     if not source.is_adapter:
         model = _load_full(name, spec, source, loading)
-        return Member(name, model, spec, source, tokenizer=load_tokenizer(source.directory, loading))
+        tokenizer = load_tokenizer(source.directory, loading)
+        return _by_default(Member(name, model, spec, source, tokenizer=tokenizer), loading)
     if base is None:
         raise MemberError(
             f"the base cannot be an adapter: {source.directory} holds adapter_config.json. "
@@ -111,7 +114,17 @@ def _load_gguf(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
             model, report = gguf_files.load_model(source.path, _options(spec, loading))
             tokenizer = gguf_files.load_tokenizer(source.path)
         note = gguf_files.describe_loaded(source.path, name, model.dtype)
-    return Member(name, _complete(name, model, report, source), spec, source, tokenizer=tokenizer, notes=(note,))
+    model = _complete(name, model, report, source)
+    return _by_default(Member(name, model, spec, source, tokenizer=tokenizer, notes=(note,)), loading)
+
+
+def _by_default(member: Member, loading: Loading) -> Member:
+    """Choose the precision where nobody did."""
+    if (member.spec.dtype or loading.dtype) not in (None, "auto"):
+        return member
+    note = widen(member.model)
+    notes = member.notes + ((f"{member.name}: {note}",) if note else ())
+    return replace(member, notes=notes, default_dtype=True)
 
 
 def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) -> PreTrainedModel:

@@ -133,6 +133,7 @@ class Member:
     is_adapter: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     notes: tuple[str, ...] = field(default=())
+    default_dtype: bool = False  # nobody said in which precision it runs
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
 from .habits import prepared
+from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
 from .rows import kept_rows, mask_rows, slices
 
@@ -59,6 +60,8 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
                 "tessellm.compose(...) or ComposedForCausalLM.from_pretrained(folder)"
             )
         assert list(members) == config.member_names
+        for member in members.values():
+            widen_head(member)
         self.members = nn.ModuleDict(members)
         identity = Alignment(None, config.vocab_size)
         self.alignments = {name: (alignments or {}).get(name, identity) for name in members}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -42,6 +42,29 @@ def generate_texts(
     note: Callable[[str], None] = lambda text: None,
     speculate: str | None = None,
 ) -> Iterator[Generated]:
+    """Continue every prompt, in order; see `generate_rows`."""
+    for written in generate_rows(model, prompts, options, batch_size, stream, engine, note, speculate):
+        yield written.result
+
+
+class WrittenRow(NamedTuple):
+    """A prompt's continuation, and the token ids of both; an end token is among the new ones."""
+
+    prompt_ids: list[int]
+    new_ids: list[int]
+    result: Generated
+
+
+def generate_rows(
+    model: ComposedForCausalLM,
+    prompts: Sequence[str],
+    options: TextOptions,
+    batch_size: int = 8,
+    stream: TextIO | None = None,
+    engine: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
+    speculate: str | None = None,
+) -> Iterator[WrittenRow]:
     """Continue every prompt, in order. By the fast path; by the reference if `engine` is "reference" or the fast path
     cannot run this composition; then `note` is told why. `speculate` says who drafts: "lookup" or "member:NAME"."""
     speculation = Speculation(speculate) if speculate is not None else None
@@ -59,8 +82,11 @@ def generate_texts(
         written = by_reference(model, rows, options, batch_size, streamer)
     else:
         written = by_engine(fast, tokenizer_of(model), rows, options, streamer)
-    for prompt, new_T in zip(prompts, written, strict=True):
-        yield finished(model, prompt, new_T, options)
+    ends = set(model.config.eos_token_id or ())
+    for prompt, row, new_T in zip(prompts, rows, written, strict=True):
+        result = finished(model, prompt, new_T, options)
+        ended = new_T[result.tokens : result.tokens + 1]
+        yield WrittenRow(row, new_T[: result.tokens] + [token for token in ended if token in ends], result)
 
 
 def by_engine(

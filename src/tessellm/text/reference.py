@@ -4,7 +4,7 @@ of a generation config. What `--engine reference` means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,28 +23,19 @@ def by_reference(
     streamer: Streamer | None = None,
 ) -> Iterator[list[int]]:
     """Yield the new tokens of each row, in order; padding may follow the end."""
-    for start, output_BT in reference_batches(model, rows, options, batch_size, lambda: {"streamer": streamer}):
-        yield from output_BT[:, start:].tolist()
-
-
-def reference_batches(
-    model: ComposedForCausalLM,
-    rows: Sequence[Sequence[int]],
-    options: TextOptions,
-    batch_size: int,
-    more: Callable[[], dict[str, Any]],
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """The length of some rows' padded prompts, and those with what was written. `more` makes arguments of `generate`
-    for every batch."""
     torch.manual_seed(options.seed)
     generate = cast(Any, model).generate
     for start in range(0, len(rows), batch_size):
         ids_BT, mask_BT = left_padded(rows[start : start + batch_size], model)
         stopping = [StopTexts(model.tokenizer, options.stop, ids_BT.shape[1])] if options.stop else None
         output_BT = generate(
-            ids_BT, attention_mask=mask_BT, stopping_criteria=stopping, **settings_of(model, options), **more()
+            ids_BT,
+            attention_mask=mask_BT,
+            stopping_criteria=stopping,
+            streamer=streamer,
+            **settings_of(model, options),
         )
-        yield ids_BT.shape[1], output_BT
+        yield from output_BT[:, ids_BT.shape[1] :].tolist()
 
 
 def settings_of(model: ComposedForCausalLM, options: TextOptions) -> dict[str, Any]:

