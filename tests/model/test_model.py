@@ -137,10 +137,12 @@ def test_loss_is_the_composed_cross_entropy():
 def test_half_precision_members_are_combined_in_float32():
     models = [model.to(torch.bfloat16) for model in family(["llama"] * 3)]
     ids = random_ids()
-    logits = composition(models)(ids).logits
+    composed = composition(models)
+    logits = composed(ids).logits
     assert logits.dtype == torch.float32
-    logp = torch.stack([model(ids).logits.double().log_softmax(-1) for model in models])
+    logp = torch.stack([member(ids).logits.double().log_softmax(-1) for member in composed.members.values()])
     assert (logits - product(logp)).abs().max() < 1e-4
+    assert models[0](ids).logits.dtype == torch.bfloat16  # a model that was given stays as it was
 
 
 @torch.no_grad()
