@@ -32,21 +32,6 @@ class Generated:
     finish_reason: str  # stop: an end token or a stop text; length: max_new_tokens
 
 
-def generate_texts(
-    model: ComposedForCausalLM,
-    prompts: Sequence[str],
-    options: TextOptions,
-    batch_size: int = 8,
-    stream: TextIO | None = None,
-    engine: str = "auto",
-    note: Callable[[str], None] = lambda text: None,
-    speculate: str | None = None,
-) -> Iterator[Generated]:
-    """Continue every prompt, in order; see `generate_rows`."""
-    for written in generate_rows(model, prompts, options, batch_size, stream, engine, note, speculate):
-        yield written.result
-
-
 class WrittenRow(NamedTuple):
     """A prompt's continuation, and the token ids of both; an end token is among the new ones."""
 
@@ -87,6 +72,12 @@ def generate_rows(
         result = finished(model, prompt, new_T, options)
         ended = new_T[result.tokens : result.tokens + 1]
         yield WrittenRow(row, new_T[: result.tokens] + [token for token in ended if token in ends], result)
+
+
+def generate_texts(*given: Any, **options: Any) -> Iterator[Generated]:
+    """Continue every prompt as `generate_rows` does, which says what may be given; without token ids."""
+    for written in generate_rows(*given, **options):
+        yield written.result
 
 
 def by_engine(
