@@ -14,7 +14,7 @@ from tessellm.rules import RULES, ComposedRule
 from tessellm.tune import sparse_rows
 from tessellm.tune.likelihood import Objective, tune
 from tessellm.tune.reading import read
-from tessellm.tune.sparse_rows import Labels, SparseText, batches, keep_columns
+from tessellm.tune.sparse_rows import NamedColumns, SparseText, batches, keep_columns
 from tessellm.tune.texts import DevelopmentText, draw, hold_out
 
 VOCABULARY, ROWS, ENDS = 4000, 60, ((7,), (7,), (7, 9))
@@ -35,8 +35,8 @@ def written(law_TV: Tensor, seed: int) -> Tensor:
     return torch.cat([torch.tensor([3]), drawn_T])
 
 
-def kept(rule: ComposedRule, logp_MTV: Tensor, ids_T: Tensor) -> tuple[Labels, SparseText]:
-    labels = Labels.of(rule, VOCABULARY)
+def kept(rule: ComposedRule, logp_MTV: Tensor, ids_T: Tensor) -> tuple[NamedColumns, SparseText]:
+    labels = NamedColumns.of(rule, VOCABULARY)
     own_D = torch.tensor(labels.own(ids_T.tolist()))
     place = {token: column for column, token in enumerate(own_D.tolist())}
     column_T = torch.tensor([place[token] for token in ids_T.tolist()])
@@ -77,7 +77,7 @@ def test_sums_over_the_vocabulary_are_estimated_without_bias() -> None:
 
 def test_batches_change_nothing_and_long_texts_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = ComposedRule.make("evidence", end_ids=ENDS)
-    texts, labels = [], Labels((), 0)
+    texts, labels = [], NamedColumns((), 0)
     for seed, length in ((0, 60), (1, 23), (2, 41)):
         logp_MTV = laws(seed)
         labels, text = kept(rule, logp_MTV, written(logp_MTV[1], seed))
@@ -137,8 +137,8 @@ def test_tuning_by_sparse_rows_finds_what_whole_rows_find(members_dir: Path, mon
 
 def test_rows_kept_are_few_whatever_the_vocabulary() -> None:
     rule = ComposedRule.make("product", end_ids=ENDS)
-    assert Labels.of(rule, 10**6).columns(100) == Labels.of(rule, VOCABULARY).columns(100) < 300
-    assert Labels.of(rule, 64).whole
+    assert NamedColumns.of(rule, 10**6).columns(100) == NamedColumns.of(rule, VOCABULARY).columns(100) < 300
+    assert NamedColumns.of(rule, 64).whole
 
 
 def test_held_out_texts_are_drawn_by_the_seed_from_every_skill() -> None:
@@ -163,7 +163,7 @@ def test_texts_are_drawn_in_proportion_where_not_all_fit() -> None:
 
 def test_a_rule_that_names_tokens_reads_columns() -> None:
     rule = ComposedRule.make({"name": "belief", "opening": (900, 30), "turn": (30, 2000)}, end_ids=ENDS)
-    labels = Labels.of(rule, VOCABULARY)
+    labels = NamedColumns.of(rule, VOCABULARY)
     assert labels.named == (7, 9, 30, 900, 2000)
     local: Any = labels.rule(rule)
     assert (local.rule.opening, local.rule.turn, local.stops) == ((3, 2), (2, 4), ((0,), (0,), (0, 1)))

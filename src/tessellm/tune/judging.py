@@ -16,8 +16,8 @@ from torch import Tensor
 from ..model import ComposedForCausalLM
 from ..rules import ComposedRule
 from ..rules.equation import LOG_FLOOR
-from .reading import Keeper, Rows, read
-from .sparse_rows import Labels, batches
+from .reading import Keeper, ReadRows, read
+from .sparse_rows import NamedColumns, batches
 from .texts import DevelopmentText
 
 
@@ -44,7 +44,7 @@ def judge(
     model: ComposedForCausalLM,
     texts: Sequence[DevelopmentText],
     candidates: Mapping[str, tuple[float, ...]],
-    labels: Labels,
+    labels: NamedColumns,
     progress: Callable[[str, int, int], None],
 ) -> Judgement:
     """Read each text once, under every candidate's weights; under the first one's by sparse rows too."""
@@ -75,7 +75,7 @@ class _Reader:
         self.rule, self.total = rule, 0.0
         self.state: Any = None
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ReadRows) -> None:
         real_1T = torch.ones_like(rows.counts_T)[None]
         logp_1TV, self.state = self.rule(rows.logp_MTV[:, None], rows.token_T[None], real_1T, self.state)
         said_T: Tensor = logp_1TV[0].gather(-1, rows.next_T[:, None])[:, 0].clamp_min(LOG_FLOOR)

@@ -22,7 +22,7 @@ from ..model import ComposedForCausalLM
 from ..rules import ComposedRule
 from .judging import Judgement, judge
 from .reading import first_row, sparse
-from .sparse_rows import Labels, SparseText, batches
+from .sparse_rows import NamedColumns, SparseText, batches
 from .texts import DevelopmentText, draw, hold_out
 
 KEPT_BYTES = 1 << 29  # of sparse rows: about 100,000 tokens of three experts
@@ -64,7 +64,7 @@ def tune(
     if not long_enough:
         raise PromptError("tuning needs texts of at least two tokens; none was given")
     learnt, judges = hold_out(long_enough, held_out, seed)
-    labels = Labels.of(model.rule, model.config.vocab_size)
+    labels = NamedColumns.of(model.rule, model.config.vocab_size)
     drawn = draw(learnt, lambda text: kept_bytes(model, text, labels), KEPT_BYTES, seed)
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -103,7 +103,7 @@ def plain_weights(model: ComposedForCausalLM) -> dict[str, Weights]:
     return {BEFORE: tuple(model.config.weights), ONES: (1.0,) * count, SHARES: (1 / count,) * count}
 
 
-def kept_bytes(model: ComposedForCausalLM, text: DevelopmentText, labels: Labels) -> int:
+def kept_bytes(model: ComposedForCausalLM, text: DevelopmentText, labels: NamedColumns) -> int:
     """Bound what sparse rows of a text take."""
     rows = len(text.ids) - first_row(model, text)
     return 4 * len(model.members) * rows * labels.columns(rows)

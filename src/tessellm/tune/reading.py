@@ -17,13 +17,13 @@ from torch import Tensor
 from ..model import ComposedForCausalLM
 from ..model.rows import slices
 from ..rules import normalised
-from .sparse_rows import Labels, SparseText, keep_columns
+from .sparse_rows import NamedColumns, SparseText, keep_columns
 from .texts import DevelopmentText
 
 READ_AT_ONCE = 1 << 24  # log-probabilities of all members: 64 MiB, of which a rule makes some dozens
 
 
-class Rows(NamedTuple):
+class ReadRows(NamedTuple):
     """Some rows of a text: what was fed, what came next, whether that counts."""
 
     logp_MTV: Tensor
@@ -38,7 +38,7 @@ def first_row(model: ComposedForCausalLM, text: DevelopmentText) -> int:
 
 
 @torch.no_grad()
-def read(model: ComposedForCausalLM, text: DevelopmentText) -> Iterator[Rows]:
+def read(model: ComposedForCausalLM, text: DevelopmentText) -> Iterator[ReadRows]:
     """Feed a text to the members and yield its rows from the first that the rule needs; the last token predicts
     nothing that is known."""
     ids_T = torch.tensor(text.ids, device=model.device)
@@ -55,10 +55,12 @@ def read(model: ComposedForCausalLM, text: DevelopmentText) -> Iterator[Rows]:
         ]
         next_T = ids_T[first + start + 1 : first + stop + 1]
         place_T = torch.arange(first + start + 1, first + stop + 1, device=model.device)
-        yield Rows(normalised(logits_M), ids_T[at], next_T, place_T >= text.start)
+        yield ReadRows(normalised(logits_M), ids_T[at], next_T, place_T >= text.start)
 
 
-def sparse(model: ComposedForCausalLM, text: DevelopmentText, labels: Labels, generator: torch.Generator) -> SparseText:
+def sparse(
+    model: ComposedForCausalLM, text: DevelopmentText, labels: NamedColumns, generator: torch.Generator
+) -> SparseText:
     """Read a text and keep of its rows what the likelihood of weights needs."""
     keeper = Keeper(model, text, labels, generator)
     for rows in read(model, text):
@@ -70,18 +72,18 @@ class Keeper:
     """Collects the rows of one text, sparse."""
 
     def __init__(
-        self, model: ComposedForCausalLM, text: DevelopmentText, labels: Labels, generator: torch.Generator
+        self, model: ComposedForCausalLM, text: DevelopmentText, labels: NamedColumns, generator: torch.Generator
     ) -> None:
         own = labels.own(text.ids[first_row(model, text) :])
         self.own_D = torch.tensor(own, device=model.device)
         self._column = torch.zeros(labels.vocabulary, dtype=torch.long, device=model.device)
         self._column[self.own_D] = torch.arange(len(own), device=model.device)
         self._whole, self._generator = labels.whole, generator
-        self._parts: list[Rows] = []
+        self._parts: list[ReadRows] = []
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ReadRows) -> None:
         kept_MTC = keep_columns(rows.logp_MTV, self.own_D, self._generator, self._whole)
-        self._parts.append(Rows(kept_MTC, self._column[rows.token_T], self._column[rows.next_T], rows.counts_T))
+        self._parts.append(ReadRows(kept_MTC, self._column[rows.token_T], self._column[rows.next_T], rows.counts_T))
 
     def text(self) -> SparseText:
         laws, *lines = zip(*self._parts, strict=True)

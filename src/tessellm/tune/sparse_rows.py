@@ -30,14 +30,14 @@ BATCH_NUMBERS = 1 << 21  # log-probabilities that a rule reads at once; it makes
 
 
 @dataclass(frozen=True)
-class Labels:
+class NamedColumns:
     """Tokens that the rule names, which have the first columns of every text, and whether all tokens have."""
 
     named: tuple[int, ...]
     vocabulary: int
 
     @classmethod
-    def of(cls, rule: ComposedRule, vocabulary: int) -> Labels:
+    def of(cls, rule: ComposedRule, vocabulary: int) -> NamedColumns:
         if vocabulary <= WHOLE:
             return cls(tuple(range(vocabulary)), vocabulary)
         ids = {token for stops in rule.stops for token in stops}
