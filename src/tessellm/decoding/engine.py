@@ -34,13 +34,14 @@ from .voices import SpecialRows, Voice, sort_rows
 
 @dataclass(frozen=True)
 class Arrival:
-    """A pass whose results may still be on their way to the host, and the slots that it wrote."""
+    """A pass whose results may still be on their way to the host."""
 
     requests: Sequence[Request]
-    slots: Sequence[int]
+    slots: Sequence[int]  # that it wrote
+    fed: Sequence[int]  # tokens of each prompt
+    asked: Sequence[int]  # new tokens of each request
     fetch: Callable[[], StepResult]
     special: SpecialRows | None = None
-    last: bool = True  # False: prompts go on, and no token was chosen
 
 
 class Engine:
@@ -127,14 +128,12 @@ class Engine:
         if self.waiting and None in self.in_slot:
             self._admit()
         if any(request is not None and not request.asked for request in self.in_slot):
-            self._prefill()
-            self._collect(self.steps.lag)
+            self._collect(self.steps.lag, self._prefill())
         if self.speculator and self.speculator.awake():
             self._collect(0)  # a draft starts from the last token
-            self._decode(self.speculator)
+            self._collect(0, self._decode(self.speculator))
         else:
-            self._decode(None)
-            self._collect(self.steps.lag)
+            self._collect(self.steps.lag, self._decode(None))
         told, self._told = list(self._told), {}
         return told
 
@@ -151,77 +150,61 @@ class Engine:
             self.in_slot[slot] = request
             self.steps.work.slots.enter(slot, request.sampling, self.model.config.vocab_size)
 
-    def _prefill(self) -> None:
+    def _prefill(self) -> Arrival | None:
         """Feed the next portion of the prompts in the slots; at their ends the first tokens are chosen."""
         portion = self.schedule.next(self.in_slot, bool(self.waiting), self._copy_cells)
         if portion is None:
-            return
-        requests, choice, special = portion.requests, TokenChoice.NONE, None
+            return None
+        requests, slots, choice, special = portion.requests, portion.slots, TokenChoice.NONE, None
         if portion.last:
             choice = max(request.sampling.choice for request in requests)
-            special = (
-                sort_rows(requests, range(len(requests)), self.voice) if any(r.special for r in requests) else None
-            )
+            if any(request.voice or request.observer for request in requests):
+                special = sort_rows(requests, range(len(requests)), self.voice)
         try:
-            self.steps.prefill(portion.slots, *portion.tokens(), choice, special)
+            self.steps.prefill(slots, *portion.tokens(), choice, special)
         except torch.OutOfMemoryError as error:
             _return_memory()
             if not self.schedule.feed_less(portion):
                 why = f"memory ran out while its prompt was fed, {max(portion.counts)} tokens at once"
                 self._give_up(requests[0], why, error)
-            return
-        self._expect(requests, portion.slots, special, portion.counts, portion.last)
+            return None
+        fetch = self.steps.fetch(slots)
         if self.speculator and portion.last:
             self.speculator.drafter.read(requests)  # while the device does, too
+        return Arrival(requests, slots, portion.counts, [int(portion.last)] * len(slots), fetch, special)
 
-    def _decode(self, speculator: Speculator | None) -> None:
+    def _decode(self, speculator: Speculator | None) -> Arrival | None:
         """Add a token to every sequence, or several to each by drafts."""
         slots = [slot for slot, request in enumerate(self.in_slot) if request is not None and request.asked]
         if not slots:
-            return
+            return None
         if len(slots) <= slots[-1] and self._compact():
-            self._decode(speculator)
-            return
-        running = [request for request in self.in_slot if request is not None and request.asked]
-        special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
+            return self._decode(speculator)
+        running, none = [r for r in self.in_slot if r is not None and r.asked], [0] * len(slots)
         try:
             if speculator:
-                self._receive(running, slots, speculator.decode(running, slots))
-                return
+                result = speculator.decode(running, slots)
+                return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result)
+            special = sort_rows(running, slots, self.voice) if any(r.voice or r.observer for r in running) else None
             choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
             self.steps.decode(slots[-1] + 1, cells, choice, special)
+            return Arrival(running, slots, none, [1] * len(slots), self.steps.fetch(slots), special)
         except torch.OutOfMemoryError as error:
             _return_memory()
             self.most_rows = max(1, len(running) - 1)
             youngest = max(running, key=lambda request: request.number)
             why = f"memory ran out while {len(running)} sequences were decoded at once"
             self._give_up(youngest, why, error)
-            return
-        self._expect(running, slots, special)
+            return None
 
-    def _expect(
-        self,
-        requests: Sequence[Request],
-        slots: Sequence[int],
-        special: SpecialRows | None,
-        fed: Sequence[int] = (),
-        last: bool = True,
-    ) -> None:
-        """Note that a pass is on its way; requests that need no more tokens leave their slots."""
-        self._arriving.append(Arrival(requests, slots, self.steps.fetch(slots), special, last))
-        for row, request in enumerate(requests):
-            if request.advance(fed[row] if fed else 0, int(last)):
-                self._free(request)
-
-    def _receive(self, requests: Sequence[Request], slots: Sequence[int], result: StepResult) -> None:
-        """Take several tokens each that are on the host already."""
-        for request, tokens in zip(requests, result.tokens, strict=True):
-            request.advance(asked=len(tokens))
-        self._arriving.append(Arrival(requests, slots, lambda: result))
-        self._collect(0)
-
-    def _collect(self, lag: int) -> None:
-        """Take the results of all passes but so many, which may still be on their way."""
+    def _collect(self, lag: int, sent: Arrival | None = None) -> None:
+        """Note a pass that was sent: requests that need no more tokens leave their slots. Then take the results of all
+        passes but so many, which may still be on their way."""
+        if sent is not None:
+            self._arriving.append(sent)
+            for request, fed, asked in zip(sent.requests, sent.fed, sent.asked, strict=True):
+                if request.advance(fed, asked):
+                    self._free(request)
         while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
             arrival = self._arriving.popleft()
             result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
@@ -232,7 +215,7 @@ class Engine:
                     continue  # it ended while these were on their way
                 if not request.tokens and slot not in self._tainted:
                     self.prefixes.wrote(slot, request.prompt[: request.fed])
-                if arrival.last:
+                if arrival.asked[row]:
                     self._told[request] = None
                     ends = (request.voice or self.voice).ends
                     request.receive(result.tokens[row], result.logprobs[row], ends, views.get(request))

@@ -60,18 +60,19 @@ class PromptSchedule:
         rows = {slot: r for slot, r in rows.items() if not self.prefixes.waits(r, in_slot)}
         if not rows or (queued and self._waits(list(rows.values()), in_slot)):
             return None
+        takes: dict[int, int] = {}
+        last = False
         for slot, request in rows.items():
             if not request.fed:
                 request.advance(fed=self.prefixes.reuse(request.prompt, slot, copy))
-        wanted = {slot: self._takes(request) for slot, request in rows.items()}
-        (_, last), slots, counts = next(iter(wanted.values())), list[int](), list[int]()
-        for slot, (count, ends) in wanted.items():
-            padded = max([count, *counts]) * (len(counts) + 1)
-            fits = padded <= min(self.pass_tokens, MOST_PADDED * (sum(counts) + count))
-            if ends == last and (fits or not counts):
-                slots.append(slot)
-                counts.append(count)
-        return Portion([rows[slot] for slot in slots], slots, counts, last)
+            left = len(request.prompt) - request.fed
+            ends = left <= self.chunk + self.window  # the last chunk is never shorter than the rule's window
+            count = left if ends else self.chunk
+            padded = max([count, *takes.values()]) * (len(takes) + 1)
+            fits = padded <= min(self.pass_tokens, MOST_PADDED * (sum(takes.values()) + count))
+            if not takes or (fits and ends == last):
+                takes[slot], last = count, ends
+        return Portion([rows[slot] for slot in takes], list(takes), list(takes.values()), last)
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since
@@ -95,10 +96,3 @@ class PromptSchedule:
         else:
             return False
         return True
-
-    def _takes(self, request: Request) -> tuple[int, bool]:
-        """Count the tokens of a prompt that are fed next, and tell whether it ends with them. The last chunk is never
-        shorter than the rule's window."""
-        left = len(request.prompt) - request.fed
-        ends = left <= self.chunk + self.window
-        return left if ends else self.chunk, ends

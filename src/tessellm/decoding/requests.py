@@ -36,12 +36,8 @@ class Request:
     first_token: float | None = None  # when the first token arrived
     fed: int = 0  # prompt tokens in the cache
     asked: int = 0  # tokens that the device was asked for; some may not have arrived
-    cells: int = field(init=False)  # that the next step reads: the prompt's, and one per token asked for
-    special: bool = field(init=False)  # whether it has a voice of its own or is observed
+    cells: int = 0  # that the next step reads: the prompt's, and one per token asked for
     drafts: bool = True  # False after a draft that a member cannot read
-
-    def __post_init__(self) -> None:
-        self.cells, self.special = len(self.prompt), bool(self.voice or self.observer)
 
     @property
     def done(self) -> bool:
@@ -56,7 +52,7 @@ class Request:
         """Note how many tokens of the prompt were fed and how many new ones asked for; True when no more are wanted."""
         self.fed += fed
         self.asked += asked
-        self.cells += asked
+        self.cells = len(self.prompt) + self.asked
         return self.asked == self.sampling.max_new_tokens
 
     def stop_drafts(self) -> None:
@@ -107,7 +103,7 @@ class Limits:
         )
         if self.drafts and request.sampling.choice is TokenChoice.PENALISED:
             raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-        if self.drafts and request.special:
+        if self.drafts and (voice or request.observer):
             raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
         if voice and voice.rule.window > self.window:
             raise GenerationError(
