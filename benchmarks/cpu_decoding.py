@@ -17,18 +17,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must no
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tessellm.bench.loops import padded_seconds
+from tessellm.bench.loops import Loop
 from tessellm.bench.measure import engine_steps, loop_steps, random_prompts
 from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.experiments.lab.claims import Claim, Result
+from tessellm.model import ComposedForCausalLM
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 SHAPE, PROMPT, NEW, BATCH, REQUESTS = "llama-512", 128, 24, 8, 24
@@ -45,6 +46,18 @@ def turns(slow: Callable[[], float], fast: Callable[[], float], rounds: int) -> 
         "lowest": ratios[0],
         "highest": ratios[-1],
     }
+
+
+def padded_seconds(
+    model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: Sequence[int], batch: int, to_cpu: bool = False
+) -> float:
+    """How long rows take that each want so many new tokens, a padded batch after the other."""
+    start = time.perf_counter()
+    for first in range(0, len(rows), batch):
+        loop = Loop(model, rows[first : first + batch], to_cpu)
+        for _ in range(max(new[first : first + batch])):
+            loop.step()
+    return time.perf_counter() - start
 
 
 def batch_one(rule: str, rounds: int) -> dict[str, float]:

@@ -30,14 +30,14 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 import speculation as trained_speculation
+from draft_distribution import draft_always
+from equality import compared
 from gpu_claims import claims
 from reference_overhead import RESULTS
-from tessellm.bench.distribution import draft_always
-from tessellm.bench.equality import compared
+from step_profile import profiled
 from tessellm.bench.figure import draw
 from tessellm.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
 from tessellm.bench.models import base_alone, first_experts, random_composition
-from tessellm.bench.profile import profiled
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation

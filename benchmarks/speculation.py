@@ -27,8 +27,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import tessellm
+from draft_distribution import Draws, compared, draft_always, warm_draws
 from reference_overhead import RESULTS
-from tessellm.bench.distribution import Draws, compared, draft_always, warm_draws
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling, TokenChoice

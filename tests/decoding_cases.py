@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import tessellm
-from tessellm.bench.equality import disagreements, fragile, reference_rows
+from equality import disagreements, fragile, reference_rows
 from tessellm.decoding import assembly
 from tessellm.decoding.requests import Request
 

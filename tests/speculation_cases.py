@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tessellm
-from tessellm.bench.distribution import draft_always
+from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import TokenChoice, uniform

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tessellm
-from tessellm.bench.distribution import draft_always
+from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.speculation import Speculation
 from tessellm.evaluate.writer import Ask, BlockWriter

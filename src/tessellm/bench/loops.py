@@ -10,7 +10,6 @@ Each yields nothing but its time: they decode greedily by Eq. 2, without stoppin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,15 +65,3 @@ def _as_the_notebook(logits_M: Sequence[Tensor]) -> Tensor:
 
 def _on_the_device(logits_M: Sequence[Tensor]) -> Tensor:
     return product(torch.stack([logits_BV.log_softmax(-1) for logits_BV in logits_M]))
-
-
-def padded_seconds(
-    model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: Sequence[int], batch: int, to_cpu: bool = False
-) -> float:
-    """How long rows take that each want so many new tokens, a padded batch after the other."""
-    start = time.perf_counter()
-    for first in range(0, len(rows), batch):
-        loop = Loop(model, rows[first : first + batch], to_cpu)
-        for _ in range(max(new[first : first + batch])):
-            loop.step()
-    return time.perf_counter() - start

@@ -25,7 +25,7 @@ from .memory import CONTEXT
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
-from .requests import Limits, Request
+from .requests import Request, RequestLimits
 from .sampling import Sampling, TokenChoice
 from .speculation import Speculation
 from .speculation.speculation import Speculator
@@ -74,7 +74,7 @@ class Engine:
         if not plain:
             self.steps = fast_steps(self.steps, compiled, few_shapes=speculation is not None)
         self.speculator = Speculator(speculation, model, self.steps) if speculation else None
-        self.limits = Limits(model.config.vocab_size, self.context, self.window, speculation is not None)
+        self.limits = RequestLimits(model.config.vocab_size, self.context, self.window, speculation is not None)
         self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
         self.schedule = PromptSchedule(self.prefixes, self.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out

@@ -82,7 +82,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What an engine can fulfil."""
 
     vocabulary: int  # token ids

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.bench.distribution import draft_always
+from draft_distribution import draft_always
 from tessellm.bench.models import with_deltas
 from tessellm.decoding.cuda.graphs import GraphSteps
 from tessellm.decoding.engine import Engine

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tessellm.errors import PromptError, TessellmError
-from tessellm.evaluate.programs import exit_codes
+from tessellm.experiments.real.programs import exit_codes
 from tessellm.experiments.real.skills import REPOSITORY, SKILLS, Example, adapters_folder, data_folder, read
 from tessellm.experiments.real.tasks import (
     PASSED,

@@ -10,7 +10,6 @@ from typing import Any
 
 from ...errors import EngineError
 from ...evaluate.journal import Journal, key_of
-from ...evaluate.programs import exit_codes
 from ...evaluate.writer import Ask, BlockWriter, Written
 from ...model import ComposedForCausalLM
 from ...text.options import TextOptions
@@ -18,6 +17,7 @@ from ...text.prompts import tokenizer_of
 from .columns import Column, Make, routes
 from .packing import Text
 from .plan import Plan
+from .programs import exit_codes
 from .reading import Read, read_alone, read_together
 from .skills import SKILLS, Example
 from .tasks import PASSED, encode, judge, occurs, program, share_of_capitals

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tessellm.bench import distribution
-from tessellm.bench.distribution import compared, draw, p_value, warm_draws
+import draft_distribution as distribution
+from draft_distribution import compared, draw, p_value, warm_draws
 from tessellm.decoding.engine import Engine
 
 from speculation_cases import bias, drafting, tiny

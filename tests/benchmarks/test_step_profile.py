@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from step_profile import own_times, profiled
 from tessellm.bench.models import random_composition
-from tessellm.bench.profile import own_times, profiled
 from tessellm.decoding.engine import Engine
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoding.requests import Request
-from ..model import ComposedForCausalLM
+from tessellm.decoding.requests import Request
+from tessellm.model import ComposedForCausalLM
 
 MARGIN = 1e-4
 

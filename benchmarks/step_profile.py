@@ -15,9 +15,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from ..decoding.engine import Engine
-from ..decoding.sampling import Sampling
-from .measure import engine_steps, synchronise
+from tessellm.bench.measure import engine_steps, synchronise
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
 
 SHOWN = 24
 
