@@ -1,4 +1,4 @@
-"""Which cases a sweep has, and the composition to run them on. Shared by the command and by `python -m`."""
+"""Which cases a sweep has, and the composition to run them on. Knows no command line."""
 
 from __future__ import annotations
 
