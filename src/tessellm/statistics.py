@@ -1,8 +1,6 @@
-"""Statistics that the library and its experiments share: bootstrap intervals over texts, rank correlation."""
+"""Statistics that the library and its experiments share: bootstrap intervals over texts."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,18 +22,3 @@ def bootstrap(
     means_R, tail = torch.cat(means), (1 - confidence) / 2
     low, high = means_R.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return low, high
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """The rank correlation, ties included; 0 where one of the two is constant."""
-    pair_2N = ranks(torch.tensor([list(first), list(second)], dtype=torch.float64))
-    pair_2N = pair_2N - pair_2N.mean(1, keepdim=True)
-    size = pair_2N.norm(dim=1).prod()
-    return float(pair_2N.prod(0).sum() / size) if size > 0 else 0.0
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Ranks from 0 along the last axis; equal values share their mean rank."""
-    below = (values[..., :, None] > values[..., None, :]).sum(-1)
-    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
-    return below + (equal - 1).double() / 2

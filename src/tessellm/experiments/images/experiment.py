@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ...diagnose.decoders import logistic
-from ...statistics import spearman
 from ..lab.claims import Claim, Result
-from ..lab.correlation import correlation
+from ..lab.correlation import correlation, spearman
 from ..lab.devices import checked
 from ..lab.panels import COLOURS, caption, drawn, panels, save
 from . import scenes

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...statistics import ranks, spearman
-
 RESAMPLES = 2000
 
 
@@ -23,6 +21,21 @@ def correlation(first: Sequence[float], second: Sequence[float], seed: int = 0) 
         "pearson": _pearson(pairs).item(), "low": low, "high": high, "spearman": spearman(first, second),
         "spearman_low": rank_low, "spearman_high": rank_high,
     }  # fmt: skip
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """The rank correlation, ties included; 0 where one of the two is constant."""
+    pair_2N = ranks(torch.tensor([list(first), list(second)], dtype=torch.float64))
+    pair_2N = pair_2N - pair_2N.mean(1, keepdim=True)
+    size = pair_2N.norm(dim=1).prod()
+    return float(pair_2N.prod(0).sum() / size) if size > 0 else 0.0
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 0 along the last axis; equal values share their mean rank."""
+    below = (values[..., :, None] > values[..., None, :]).sum(-1)
+    equal = (values[..., :, None] == values[..., None, :]).sum(-1)
+    return below + (equal - 1).double() / 2
 
 
 def _pearson(pairs: Tensor) -> Tensor:

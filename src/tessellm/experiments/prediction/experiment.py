@@ -18,8 +18,8 @@ import torch
 
 from ...diagnose.score import chance_right
 from ...files import write_figure
-from ...statistics import spearman
 from ..lab.claims import Claim, Result
+from ..lab.correlation import spearman
 from ..lab.devices import device_for
 from . import letters, skills, trig
 from .compositions import Judged
