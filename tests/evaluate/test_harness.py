@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import tessellm
-from tessellm.decoding.engine import Engine
+from tessellm.decoding.requests import RequestLimits
 from tessellm.errors import MemberError
 from tessellm.evaluate import writer
 from tessellm.evaluate.columns import alone
@@ -148,8 +148,10 @@ def test_a_block_that_was_cut_short_is_written_again_whole(
     monkeypatch.setattr(writer, "BLOCK", 2)
     asks = [Ask((1, *range(5, 9 + n)), TextOptions(max_new_tokens=4)) for n in range(7)]  # blocks of 4 and 3
     fed: list[tuple[int, ...]] = []
-    checked = Engine.checked
-    monkeypatch.setattr(Engine, "checked", lambda self, asked: fed.append(tuple(asked.prompt)) or checked(self, asked))
+    check = RequestLimits.check
+    monkeypatch.setattr(
+        RequestLimits, "check", lambda self, asked: fed.append(tuple(asked.prompt)) or check(self, asked)
+    )
     whole = dict(BlockWriter(composed, batch_size=2, engine=engine).write(asks))
     assert sorted(whole) == list(range(7))
     fed.clear()
