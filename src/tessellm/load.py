@@ -1,12 +1,15 @@
-"""A composition from its folder or hub id, or from a recipe: what every command begins with."""
+"""A composition from its folder, hub id or recipe, as it was made or as asked for: what every command begins with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .checkpoint import load
+from .errors import MemberError
 from .model import ComposedForCausalLM
+from .model.variants import alone, changed_weights, check_alone, check_rule_name, no_such_speaker
 
 
 def load_model(path: str, device: str | None = None, dtype: str | None = None) -> ComposedForCausalLM:
@@ -17,3 +20,33 @@ def load_model(path: str, device: str | None = None, dtype: str | None = None) -
         changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
         return read_recipe(Path(path)).model_copy(update=changes).compose(Path(path).parent)
     return load(path, device_map=device, dtype=dtype or "auto")
+
+
+def load_speaker(
+    asked: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    rule: str | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> ComposedForCausalLM:
+    """Load a composition, under another rule or with other weights if they are given, or one member (MODEL:MEMBER)."""
+    path, member = split_speaker(asked)
+    if member is not None:
+        check_alone(asked, rule, weights)
+    if rule is not None:
+        check_rule_name(rule)
+    model = load_model(path, device, dtype)
+    if member is not None:
+        if member not in model.members:
+            raise MemberError(no_such_speaker(asked, path, model.config.member_names))
+        return alone(model, member)
+    if rule is not None or weights is not None:
+        own = rule == model.config.rule["name"]  # then with the parameters that it was made with
+        model.set_rule(None if own else rule, changed_weights(model, weights or {}))
+    return model
+
+
+def split_speaker(asked: str) -> tuple[str, str | None]:
+    """Split MODEL:MEMBER; a folder or file whose own name has a colon is a model."""
+    path, colon, member = asked.rpartition(":")
+    return (path, member) if colon and path and not Path(asked).exists() else (asked, None)

@@ -133,7 +133,8 @@ def test_the_command_on_a_composition(cli: Any, members_dir: Path, tmp_path: Pat
         (("--shapes", "llama-tiny", "--prompt", 500), "the longest prompt has 500 tokens and up to 64 more were asked"),
         (("--shapes", "llama-tiny", "--new-tokens", 2), "all 2 new tokens came before a step could be timed"),
         (("--shapes", "llama-tiny", "--device", "tpu7"), "no model can be made on the device 'tpu7'"),
-        ((recipe, "--rule", "product"), "--kind and --rule go with --shapes"),
+        ((recipe, "--kind", "lora"), "--kind goes with --shapes"),
+        (("--shapes", "llama-tiny", "--weights", "math=1"), "--weights goes with a composition"),
     ):
         ran = cli("bench", *wrong)
         assert ran.code == 2

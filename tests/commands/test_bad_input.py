@@ -166,10 +166,46 @@ BAD: dict[str, Case] = {
         "generate done hi --chat",
         ("no member has a chat template; leave out --chat",),
     ),
+    "no chat template, and a system prompt": Case(
+        lambda folder: (folder / "done" / "chat_template.jinja").unlink(),
+        "generate done hi --system Be",
+        ("no member has a chat template; leave out --chat and --system",),
+    ),
+    "a rule that there is not": Case(
+        nothing, "generate done hi --rule prodct", ("there is no rule 'prodct'; did you mean 'product'?",)
+    ),
+    "a weight of no expert": Case(
+        nothing, "generate done hi --weights mth=1", ("there is no expert 'mth'; did you mean 'math'?",)
+    ),
+    "a weight without a name": Case(
+        nothing, "generate done hi --weights 0.5", ("--weights: expected NAME=NUMBER", "such as math=0.5", "got '0.5'")
+    ),
+    "a weight given twice": Case(nothing, "generate done hi --weights math=1,math=2", ("got 'math' twice",)),
+    "a weight that is no number": Case(nothing, "generate done hi --weights math=nan", ("got 'math=nan'",)),
+    "a weight past all bounds": Case(
+        nothing, "generate done hi --weights math=1e9", ("expected a weight within ±1e+06",)
+    ),
+    "no weights": Case(nothing, "generate done hi --weights ,", ("--weights: expected NAME=NUMBER", "got ','")),
+    "a member that there is not": Case(
+        nothing, "generate done:mth hi", ("there is no model 'done:mth'; did you mean 'done:math'?",)
+    ),
+    "a rule for a member": Case(
+        nothing,
+        "generate done:math hi --rule product",
+        ("'done:math' is a member and speaks alone: rules and weights",),
+    ),
+    "a member traced": Case(nothing, "generate done:math hi --trace", ("speaks alone", "such as done")),
+    "a member diagnosed": Case(
+        prompts("hi", "prompts.txt"), "diagnose done:math prompts.txt", ("speaks alone", "how members go together")
+    ),
+    "a member tuned": Case(prompts("hi", "dev.txt"), "tune done:math dev.txt", ("weights are of several experts",)),
+    "texts without prompts in a chat": Case(
+        prompts("hi", "dev.txt"), "tune done dev.txt --chat", ("text 1 has no prompt", "Give one")
+    ),
     "chat template cut off": Case(
         lambda folder: (folder / "done" / "chat_template.jinja").write_text("{% for m in"),
         "generate done hi --chat",
-        ("the chat template cannot be used", "leave out --chat"),
+        ("the chat template does not take these messages", "leave out --chat"),
     ),
     "composition's generation settings cut off": Case(
         cut("done/generation_config.json"),

@@ -141,6 +141,33 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_table(cli: Any, recipe
 
 
 @pytest.mark.usefixtures("short")
+def test_members_alone_another_rule_and_a_chat(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    arguments = ("--tasks", "gsm8k", "--data", DATA, "--limit", 1)
+    ran = cli("evaluate", recipe, f"{recipe}:math", *arguments, "--columns", "composition", "-o", tmp_path / "two")
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "two" / "table.json").read_text())["columns"] == ["recipe", "recipe-math"]
+    ran = cli("evaluate", f"{recipe}:math", *arguments, "--system", "be brief", "-o", tmp_path / "chat")
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "chat" / "table.json").read_text())["columns"] == ["recipe-math"]
+    plain, chat = (
+        json.loads((tmp_path / name / "journals" / "recipe-math" / "gsm8k.jsonl").read_text().splitlines()[-1])
+        for name in ("two", "chat")
+    )
+    assert chat["prompt_tokens"] > plain["prompt_tokens"] + len("be brief")  # a character is a token
+    run = json.loads((tmp_path / "chat" / "run.json").read_text())
+    assert run["chat"] == {"system": "be brief"}
+    for wrong, said in (
+        ((recipe, "--tasks", "humaneval", "--data", DATA, "--chat"), "humaneval is evaluated as evalplus completes"),
+        ((recipe, *arguments, "--rule", "owner", "--rules", "owner"), "--rule is the rule of the column composition"),
+        ((f"{recipe}:math", *arguments, "--rules", "owner"), "'recipe-math' is a member and speaks alone"),
+        ((f"{recipe}:math", *arguments, "--merges", "ties"), "that is one member: give a composition first"),
+    ):
+        ran = cli("evaluate", *wrong, "-o", tmp_path / "none")
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+        assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.usefixtures("short")
 def test_ctrl_c_says_how_to_go_on(cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("evaluate", recipe, "--tasks", "math", "--data", DATA, "--limit", 2, "-o", tmp_path / "out")
     add = Journal.add

@@ -14,10 +14,10 @@ import tessellm
 from tessellm.decoding.requests import RequestLimits
 from tessellm.errors import MemberError
 from tessellm.evaluate import writer
-from tessellm.evaluate.columns import alone
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.writer import Ask, BlockWriter
+from tessellm.model.variants import alone
 from tessellm.text.options import TextOptions
 
 from conftest import build_model, character_tokenizer, perturbed

@@ -13,11 +13,11 @@ import tessellm
 from tessellm.checkpoint import load
 from tessellm.errors import MemberError, RecipeError
 from tessellm.evaluate import tasks
-from tessellm.evaluate.columns import alone
 from tessellm.evaluate.development import choose
 from tessellm.evaluate.evaluation import EvaluationPlan, columns_of
 from tessellm.evaluate.merged import Merged
 from tessellm.evaluate.splits import Part
+from tessellm.model.variants import alone
 
 from conftest import CHARACTERS, SPECIAL, build_model, character_tokenizer, logits, perturbed, save_member
 

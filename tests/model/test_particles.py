@@ -238,7 +238,7 @@ def test_generate_with_particles_is_sample_and_draw():
     config = GenerationConfig(max_new_tokens=4, num_return_sequences=2, do_sample=True)
     made = model.generate(ids, config, attention_mask=mask, particles=8, pad_token_id=0)
     torch.manual_seed(3)
-    found = particles.sample(model, ids, mask, particles=8, max_new_tokens=4, pad_token_id=0)
+    found = particles.sample(model, ids, mask, particles=8, max_new_tokens=4, tokens=particles.EndTokens(padding=0))
     assert torch.equal(made, found.draw(2).flatten(0, 1))
     torch.manual_seed(3)
     assert torch.equal(

@@ -14,7 +14,7 @@ import tessellm
 from tessellm.evaluate import tasks
 from tessellm.evaluate.runner import Runner
 from tessellm.evaluate.splits import Part
-from tessellm.tune.score import tune_by_score
+from tessellm.tune.score import Search, tune_by_score
 
 from conftest import VOCAB, build_model, character_tokenizer, save_member
 
@@ -69,9 +69,8 @@ def test_weights_that_solve_the_problems_are_found(folder: Path) -> None:
     model = tessellm.compose(folder / "base", {name: folder / name for name in ("math", "coding")}, rule="product")
     seen: list[Any] = []
     values = (1.25, 1.5)
-    tuning = tune_by_score(
-        model, Runner(folder / "data"), ["gsm8k"], values, ("product", "evidence"), Part(4), tried=seen.append
-    )
+    search = Search(model, Runner(folder / "data"), ["gsm8k"], Part(4), tried=seen.append)
+    tuning = tune_by_score(search, values, ("product", "evidence"))
     assert (tuning.rule, tuning.weights) == ("product", {"math": 1.25, "coding": 1.0})
     assert (tuning.before, tuning.after) == (0.0, 1.0)
     assert (tuning.problems, tuning.held_out_before, tuning.held_out_after) == (3, 0.0, 1.0)
@@ -86,7 +85,7 @@ def test_weights_that_solve_the_problems_are_found(folder: Path) -> None:
 
 
 def test_the_command_goes_on_after_a_stop_and_saves_what_it_found(cli: Any, folder: Path, tmp_path: Path) -> None:
-    arguments = ("tune", folder / "recipe.yaml", "--tasks", "gsm8k", "--data", folder / "data", "--weights", "1.25")
+    arguments = ("tune", folder / "recipe.yaml", "--tasks", "gsm8k", "--data", folder / "data", "--try-weights", "1.25")
     arguments += ("--develop", 3, "--held-out", 0, "-o", tmp_path / "out", "--json", tmp_path / "tuning.json")
     ran = cli(*arguments, "--save", tmp_path / "tuned")
     assert ran.code == 0, ran.err
@@ -113,7 +112,7 @@ def test_bad_usage_is_named(cli: Any, folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "dev.txt", "--batch-size", 2), "--batch-size goes with --tasks"),
         ((tmp_path / "dev.txt", "--self-contained"), "--self-contained goes with --save"),
         (("--tasks", "gsm8k", "--rules", "prodct", *given), "did you mean 'product'"),
-        (("--tasks", "gsm8k", "--weights", "a", *given), "--weights: expected numbers"),
+        (("--tasks", "gsm8k", "--try-weights", "a", *given), "--try-weights: expected numbers"),
         (("--tasks", "gsm8k", "--develop", 9, *given), "gsm8k needs 8 worked examples"),
     ):
         ran = cli("tune", folder / "recipe.yaml", *arguments)

@@ -40,7 +40,8 @@ class Loop:
         """One token more for every row."""
         both = zip(self.model.members, self.caches, strict=True)
         logits_M = [self._logits(name, cache) for name, cache in both]
-        token_B = (_as_the_notebook if self.to_cpu else _on_the_device)(logits_M).argmax(-1)
+        combined = _as_the_notebook if self.to_cpu else _on_the_device
+        token_B = (combined(logits_M) if len(logits_M) > 1 else logits_M[0]).argmax(-1)  # one member needs no rule
         self.token_BT = token_B[:, None].to(self.device)
         self.mask_BT = torch.nn.functional.pad(self.mask_BT, (0, 1), value=1)
         return token_B.tolist()

@@ -2,94 +2,101 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from ..errors import EngineError
-from .shared import (
-    NARROW,
-    Device,
-    Dtype,
-    JsonPath,
-    err,
-    load,
-    on_command_line,
-    out,
-    readable_size,
-    writable,
-    write_json,
-)
+from .options import SpeakerOptions
+from .shared import NARROW, JsonPath, err, on_command_line, out, readable_size, writable, write_json
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """Random weights instead of a model"""
+
+    shapes: Annotated[str | None, typer.Option(help="gemma-2-2b, llama-512, llama-tiny.")] = None
+    kind: Annotated[
+        Literal["full", "lora"], typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.")
+    ] = "full"
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What is measured"""
+
+    experts: Annotated[list[int] | None, typer.Option(help="How many experts; several: a sweep.")] = None
+    batch: Annotated[list[int] | None, typer.Option(help="Sequences at once; several: a sweep.  [default: 1]")] = None
+    prompt: Annotated[list[int] | None, typer.Option(help="Tokens of context; several: a sweep.  [default: 128]")] = (
+        None
+    )
+    new_tokens: Annotated[int, typer.Option(min=2)] = 64
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of the engine and the loops; medians are shown.")] = 3
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="On a GPU: torch.compile where it pays.")] = (
+        True
+    )
+    loops: Annotated[bool, typer.Option("--loops/--no-loops", help="Compare with the notebook's loop.")] = True
+    speculate: Annotated[
+        str | None,
+        typer.Option(metavar="WHO", help="Also with drafts: lookup or member:NAME, in turns with the engine without."),
+    ] = None
 
 
 def bench(
     given: typer.Context,
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A composition or a recipe.")] = None,
-    shapes: Annotated[
-        str | None, typer.Option(help="Random weights instead of a model: gemma-2-2b, llama-512, llama-tiny.")
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A composition or a recipe; MODEL:MEMBER: one member.")
     ] = None,
-    kind: Annotated[
-        Literal["full", "lora"], typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.")
-    ] = "full",
-    experts: Annotated[list[int] | None, typer.Option(help="How many experts; several: a sweep.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Sequences at once; several: a sweep.  [default: 1]")] = None,
-    prompt: Annotated[
-        list[int] | None, typer.Option(help="Tokens of context; several: a sweep.  [default: 128]")
-    ] = None,
-    new_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of the engine and the loops; medians are shown.")] = 3,
-    rule: Annotated[str, typer.Option(help="With --shapes: the rule.")] = "evidence",
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="On a GPU: torch.compile where it pays.")
-    ] = True,
-    loops: Annotated[bool, typer.Option("--loops/--no-loops", help="Compare with the notebook's loop.")] = True,
-    speculate: Annotated[
-        str | None,
-        typer.Option(metavar="WHO", help="Also with drafts: lookup or member:NAME, in turns with the engine without."),
-    ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    *,
+    shaped: ShapeOptions,
+    swept: SweepOptions,
+    speaker: SpeakerOptions,
     json_path: JsonPath = None,
     figure: Annotated[Path | None, typer.Option(callback=writable, help="Also draw the sweep into this file.")] = None,
 ) -> None:
     """Measure decoding. Example: tessellm bench --shapes llama-512 --experts 2 --batch 1 --batch 8"""
-    if (model is None) == (shapes is None):
+    if (model is None) == (shaped.shapes is None):
         raise EngineError("expected either a composition or --shapes")
-    if model is not None and on_command_line(given, ("kind", "rule")):
-        raise EngineError("--kind and --rule go with --shapes: a composition has experts and a rule of its own")
-    import torch
-
+    if model is not None and on_command_line(given, ("kind",)):
+        raise EngineError("--kind goes with --shapes: a composition has experts of its own")
+    if shaped.shapes is not None and speaker.weights is not None:
+        raise EngineError("--weights goes with a composition: experts with random weights all have the weight 1")
     from ..bench.figure import check_format, draw
-    from ..bench.plan import run
-    from ..members import dtype_of
     from ..provenance import environment
 
     if figure is not None:
         check_format(figure)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    result = run(
-        None if model is None else load(model, device, dtype),
-        shapes,
-        kind,
-        experts or (),
-        batch or (1,),
-        prompt or (128,),
-        new_tokens,
-        rounds,
-        rule,
-        device,
-        dtype_of(dtype or ("bfloat16" if device.startswith("cuda") else "float32")),
-        compiled,
-        loops,
-        speculate,
-        progress=lambda text: err.print(text, soft_wrap=True),
-    )
+    result = _measured(model, shaped, swept, speaker)
     _show(result)
     write_json(json_path, {**result, **environment()})
     if figure is not None:
         draw(result, figure)
+
+
+def _measured(model: str | None, shaped: ShapeOptions, swept: SweepOptions, speaker: SpeakerOptions) -> dict[str, Any]:
+    import torch
+
+    from ..bench.plan import RandomWeights, SweepPlan, run, run_random
+    from ..members import dtype_of
+
+    plan = SweepPlan(
+        swept.experts or (), swept.batch or (1,), swept.prompt or (128,), swept.new_tokens, swept.rounds,
+        swept.compiled, swept.loops, swept.speculate,
+    )  # fmt: skip
+    device = speaker.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if model is not None:
+        return run(replace(speaker, device=device).load(model), plan, _progress)
+    assert shaped.shapes is not None, "checked above"
+    dtype = dtype_of(speaker.dtype or ("bfloat16" if device.startswith("cuda") else "float32"))
+    weights = RandomWeights(shaped.shapes, shaped.kind, speaker.rule or "evidence", device, dtype)
+    return run_random(weights, plan, _progress)
+
+
+def _progress(text: str) -> None:
+    err.print(text, soft_wrap=True)
 
 
 def _show(result: dict) -> None:

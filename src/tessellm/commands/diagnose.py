@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,21 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, Seed, err, load, out, writable, write_json
+from .options import ChatOptions, SpeakerOptions
+from .shared import PLAIN, JsonPath, ModelPath, Seed, err, out, writable, write_json
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """What is written after a prompt"""
+
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How much.")] = 64
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0
+    seed: Seed = 0
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at once.")] = 8
 
 
 def diagnose(
@@ -25,13 +37,11 @@ def diagnose(
     report: Annotated[
         Path | None, typer.Option("--out", "-o", callback=writable, help="Write the HTML report here.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="How much is written after a prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0,
-    seed: Seed = 0,
+    *,
     skip_malformed: Annotated[bool, typer.Option(help="Leave out entries that are malformed or too long.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1)] = 8,
-    device: Device = None,
-    dtype: Dtype = None,
+    writing: WritingOptions,
+    chat: ChatOptions,
+    speaker: SpeakerOptions,
     json_path: JsonPath = None,
 ) -> None:
     """Diagnose a composition on prompts or on given texts.
@@ -44,13 +54,14 @@ def diagnose(
     from ..text.visible import visible
 
     examples, problems = read_examples(prompts, skip_malformed)
-    composition = load(model, device, dtype)
+    composition = speaker.load_composition(model, "a diagnosis is of how members go together")
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("reading", total=len(examples))
         found = measure(
-            composition, examples, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed,
-            temperature=temperature, skip_malformed=skip_malformed,
+            composition, examples, batch_size=writing.batch_size, skip_malformed=skip_malformed,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
+            max_new_tokens=writing.max_new_tokens, temperature=writing.temperature, seed=writing.seed,
+            chat=chat.as_chat(),
         )  # fmt: skip
     for problem in (*problems, *found.skipped):
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import Progress
 
-from .shared import SEEDS, Device, Dtype, JsonPath, err, load, numbers, out, words, write_json
+from ..errors import RecipeError
+from .options import ChatOptions, RunningOptions, SpeakerOptions
+from .shared import SEEDS, JsonPath, err, numbers, out, words, write_json
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Which problems"""
+
+    tasks: Annotated[str, typer.Option(help="gsm8k, math, humaneval, mbpp, or tasks of lm-eval, with commas.")]
+    data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None
+    develop: Annotated[
+        int | None,
+        typer.Option(min=1, help="Problems per task for choosing, kept out of the table; 50 with --merges."),
+    ] = None
+    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems those are; what the merge dare leaves out.")] = 0
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which columns"""
+
+    columns: Annotated[str, typer.Option(help="Which of base, experts, composition.")] = "base,experts,composition"
+    rules: Annotated[str, typer.Option(help="Rules that get a column each, instead of the model's own.")] = ""
+    merges: Annotated[
+        str, typer.Option(help="Merges of the first model's members beside: all, or linear, task-arithmetic, ties, …")
+    ] = ""
+    strengths: Annotated[
+        str, typer.Option(help="Strengths of merges to choose among; one alone is taken as it is.")
+    ] = ""
 
 
 def evaluate(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="Compositions: folders, hub ids or recipes.")],
-    tasks: Annotated[str, typer.Option(help="gsm8k, math, humaneval, mbpp, or tasks of lm-eval, with commas.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL…", help="Compositions: folders, hub ids or recipes; MODEL:MEMBER: one member."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder; a run that was stopped goes on there.")],
-    columns: Annotated[str, typer.Option(help="Which of base, experts, composition.")] = "base,experts,composition",
-    rules: Annotated[str, typer.Option(help="Rules that get a column each, instead of the model's own.")] = "",
-    merges: Annotated[
-        str, typer.Option(help="Merges of the first model's members beside: all, or linear, task-arithmetic, ties, …")
-    ] = "",
-    strengths: Annotated[
-        str, typer.Option(help="Strengths of merges to choose among; one alone is taken as it is.")
-    ] = "",
-    develop: Annotated[
-        int | None, typer.Option(min=1, help="Problems a task for choosing, kept out of the table; 50 with --merges.")
-    ] = None,
-    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems those are; what the merge dare leaves out.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8,
-    engine: Annotated[str, typer.Option(help="auto, or reference for the slow path.")] = "auto",
-    device: Device = None,
-    dtype: Dtype = None,
+    *,
+    problems: ProblemOptions,
+    columns: ColumnOptions,
+    running: RunningOptions,
+    chat: ChatOptions,
+    speaker: SpeakerOptions,
     json_path: JsonPath = None,
 ) -> None:
     """Evaluate members, compositions and merges by one protocol.
@@ -43,7 +64,7 @@ def evaluate(
 
     Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,evidence --merges all -o results
     """
-    from ..errors import RecipeError, require
+    from ..errors import require
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import EvaluationPlan
@@ -52,26 +73,41 @@ def evaluate(
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     plan = EvaluationPlan(
-        tasks=words(tasks),
-        columns=words(columns),
-        data=str(data) if data is not None else None,
-        limit=limit,
-        rules=words(rules),
-        merges=words(merges),
-        strengths=numbers(strengths, "--strengths") or None,
-        develop=develop,
-        seed=seed,
+        tasks=words(problems.tasks),
+        columns=words(columns.columns),
+        data=str(problems.data) if problems.data is not None else None,
+        limit=problems.limit,
+        rules=words(columns.rules),
+        merges=words(columns.merges),
+        strengths=numbers(columns.strengths, "--strengths") or None,
+        develop=problems.develop,
+        seed=problems.seed,
     )
-    names = [Path(model).stem or model for model in models]
-    if len(set(names)) < len(names):
-        raise RecipeError(f"the models need names of their own for the table's columns; got {', '.join(names)}")
-    loaded = {name: load(model, device, dtype) for name, model in zip(names, models, strict=True)}
+    if plan.rules and speaker.rule is not None:
+        raise RecipeError(
+            "--rule is the rule of the column composition, and --rules has columns instead of it: give one"
+        )
+    loaded = {name: speaker.load(model) for name, model in _named(models).items()}
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
 
         def started(column: str, task: str) -> Callable[[int], None]:
             bar = progress.add_task(f"{column}, {task}", total=None)
             return lambda done: progress.advance(bar, done)
 
-        table = run(loaded, plan, output, batch_size, engine, started, lambda text: err.print(f"note: {text}"))
+        def note(text: str) -> None:
+            err.print(f"note: {text}")
+
+        table = run(loaded, plan, output, running.batch_size, running.engine, started, note, chat.as_chat())
     out.print(markdown(table), soft_wrap=True, markup=False)
     write_json(json_path, table.content())
+
+
+def _named(models: list[str]) -> dict[str, str]:
+    """Name every model for the table: by its folder or recipe, and its member."""
+    from ..load import split_speaker
+
+    parts = [split_speaker(model) for model in models]
+    names = [(Path(path).stem or path) + (f"-{member}" if member else "") for path, member in parts]
+    if len(set(names)) < len(names):
+        raise RecipeError(f"the models need names of their own for the table's columns; got {', '.join(names)}")
+    return dict(zip(names, models, strict=True))

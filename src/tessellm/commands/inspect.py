@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,38 +11,35 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RecipeError
-from .shared import PLAIN, Device, Dtype, JsonPath, ModelPath, load, out, readable_size, write_json
-
-Hardware = Annotated[
-    list[str] | None, typer.Option(help="With --plan: a preset, such as h100; may be given several times.")
-]
+from .shared import PLAIN, JsonPath, ModelPath, Placement, out, readable_size, write_json
 
 
-def inspect(
-    model: ModelPath,
-    device: Device = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="What it needs, and what hardware gives; loads nothing.")
-    ] = False,
-    hardware: Hardware = None,
-    memory: Annotated[float | None, typer.Option(help="With --plan: GiB of one device of your own.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="With --plan: GB/s that it reads.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="With --plan: tokens of a request; 4096, or less.")] = None,
-    dtype: Dtype = None,
-    json_path: JsonPath = None,
-) -> None:
+@dataclass(frozen=True)
+class PlanOptions:
+    """What it needs, and what hardware gives"""
+
+    plan: Annotated[bool, typer.Option("--plan", help="Show that instead; loads nothing.")] = False
+    hardware: Annotated[
+        list[str] | None, typer.Option(help="With --plan: a preset, such as h100; may be given several times.")
+    ] = None
+    memory: Annotated[float | None, typer.Option(help="With --plan: GiB of one device of your own.")] = None
+    bandwidth: Annotated[float | None, typer.Option(help="With --plan: GB/s that it reads.")] = None
+    context: Annotated[int | None, typer.Option(min=1, help="With --plan: tokens of a request; 4096, or less.")] = None
+
+
+def inspect(model: ModelPath, *, planned: PlanOptions, placement: Placement, json_path: JsonPath = None) -> None:
     """Show members, sizes, shared bytes, vocabularies and rule.
 
     With --plan: memory, largest batch and speed limit. Example: tessellm inspect out --plan --hardware h100
     """
-    if plan:
-        show_plan(model, hardware or [], memory, bandwidth, context, dtype, json_path)
+    if planned.plan:
+        show_plan(model, planned, placement.dtype, json_path)
         return
-    if hardware or any(value is not None for value in (memory, bandwidth, context)):
+    if planned != PlanOptions():
         raise RecipeError("--hardware, --memory, --bandwidth and --context say what to plan for: give --plan too")
     from ..inspect.inspection import inspect_model
 
-    report = inspect_model(load(model, device, dtype))
+    report = inspect_model(placement.load(model))
     table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
     for row in report["members"]:
         shown = {**row, "parameters": f"{row['parameters']:,}", "added_bytes": readable_size(row["added_bytes"])}
@@ -67,24 +66,17 @@ def inspect(
     write_json(json_path, report)
 
 
-def show_plan(
-    model: str,
-    hardware: list[str],
-    memory: float | None,
-    bandwidth: float | None,
-    context: int | None,
-    dtype: str | None,
-    json_path: JsonPath,
-) -> None:
-    """What the composition needs, and a line for every kind of device."""
+def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Path | None) -> None:
+    """Show what the composition needs, and a line for every kind of device."""
     from ..inspect.planning import DEVICES, device_named, plan, read_needs, report
 
+    memory, bandwidth = planned.memory, planned.bandwidth
     own = memory is not None or bandwidth is not None
-    names: list[str | None] = [*hardware] or ([None] if own else [*DEVICES])
+    names: list[str | None] = [*(planned.hardware or ())] or ([None] if own else [*DEVICES])
     devices = [device_named(name, memory, bandwidth) for name in names]
     needs = read_needs(model, dtype)
     longest = needs.context or 4096
-    plans = [plan(needs, each, min(context or 4096, longest)) for each in devices]
+    plans = [plan(needs, each, min(planned.context or 4096, longest)) for each in devices]
     table = Table("member", "kind", "parameters", "weights", "cache a token", **PLAIN)
     for member in needs.members:
         cache = readable_size(member.kv_values * needs.dtype_bytes)

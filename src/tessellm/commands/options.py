@@ -1,15 +1,102 @@
 """Options in groups: a command takes a few dataclasses instead of twenty parameters, and its help shows each group's
-options under a heading, the first line of the dataclass's docstring. Knows no command."""
+options under a heading, the first line of the dataclass's docstring. Here too are the groups that several commands
+have, which mean the same in all of them. Knows no command."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+import typer
 from typer.core import TyperCommand
+
+from .shared import Placement, words
+
+
+@dataclass(frozen=True)
+class SpeakerOptions(Placement):
+    """Who speaks, and where"""
+
+    rule: Annotated[str | None, typer.Option(help="Another rule for the members: see docs/rules.md.")] = None
+    weights: Annotated[
+        str | None, typer.Option(metavar="NAME=NUMBER,…", help="Other weights; experts not named keep theirs.")
+    ] = None
+
+    def load(self, model: str) -> Any:
+        """Load a composition, or one of its members (MODEL:MEMBER), as these options say."""
+        weights = None if self.weights is None else named_numbers(self.weights, "--weights")
+        from ..load import load_speaker
+
+        return load_speaker(model, self.device, self.dtype, self.rule, weights)
+
+    def load_composition(self, model: str, purpose: str) -> Any:
+        """Load a composition; refuse a member alone, of which there is nothing to say."""
+        from ..errors import MemberError
+        from ..load import split_speaker
+
+        path, member = split_speaker(model)
+        if member is not None:
+            raise MemberError(
+                f"{model!r} is a member and speaks alone: {purpose}. Expected a composition, such as {path}"
+            )
+        return self.load(model)
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How prompts are put"""
+
+    chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system prompt before each; goes with --chat, or brings it.")
+    ] = None
+
+    def as_chat(self) -> Any:
+        """Return what the library calls it: a Chat, or None for prompts as they are."""
+        if not self.chat and self.system is None:
+            return None
+        from ..text.chat import Chat
+        from ..text.inputs import check_characters
+
+        check_characters(self.system or "", "--system")
+        return Chat(self.system)
+
+
+@dataclass(frozen=True)
+class RunningOptions:
+    """How texts are written"""
+
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8
+    engine: Annotated[
+        Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
+    ] = "auto"
+
+
+def named_numbers(text: str, option: str) -> dict[str, float]:
+    """Read NAME=NUMBER with commas between them."""
+    from ..errors import RecipeError
+
+    found: dict[str, float] = {}
+    for word in words(text):
+        name, equals, number = (part.strip() for part in word.rpartition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not equals or not name or name in found or not math.isfinite(value):
+            what = f"{name!r} twice" if name in found else repr(word)
+            raise RecipeError(
+                f"{option}: expected NAME=NUMBER with commas between, such as math=0.5,code=1; got {what}"
+            )
+        found[name] = value
+    if not found:
+        raise RecipeError(f"{option}: expected NAME=NUMBER with commas between, such as math=0.5,code=1; got {text!r}")
+    return found
 
 
 def spread(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,9 +131,8 @@ def _options_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         option = copy(option)
         option.rich_help_panel = heading
         annotation = Annotated[plain, option]  # type: ignore[valid-type]
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
-        )
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 class GroupedHelp(TyperCommand):

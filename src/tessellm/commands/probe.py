@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +10,20 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .shared import NARROW, Device, Dtype, JsonPath, Seed, err, out, write_json
+from .shared import NARROW, JsonPath, Placement, Seed, err, out, write_json
 
 if TYPE_CHECKING:
     from ..diagnose.probe import Decodability
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How it is measured"""
+
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5
+    random_weights: Annotated[bool, typer.Option(help="Also probe the architecture with random weights.")] = True
+    seed: Seed = 0
+    batch_size: Annotated[int, typer.Option(min=1)] = 16
 
 
 def probe(
@@ -28,13 +38,10 @@ def probe(
         list[str] | None,
         typer.Option(help="A module's name or a pattern such as 'model.layers.*.mlp'; may be given several times."),
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
-    random_weights: Annotated[bool, typer.Option(help="Also probe the architecture with random weights.")] = True,
+    *,
     skip_malformed: Annotated[bool, typer.Option(help="Leave out lines that are malformed or too long.")] = False,
-    seed: Seed = 0,
-    batch_size: Annotated[int, typer.Option(min=1)] = 16,
-    device: Device = None,
-    dtype: Dtype = None,
+    measured: ProbeOptions,
+    placement: Placement,
     json_path: JsonPath = None,
 ) -> None:
     """Measure what a linear decoder reads off hidden layers.
@@ -50,7 +57,7 @@ def probe(
     from ..text.visible import visible
 
     examples, problems = read_labelled(data, skip_malformed)
-    loaded, tokenizer = load_any(model, device, dtype)
+    loaded, tokenizer = load_any(model, placement.device, placement.dtype)
     if skip_malformed and tokenizer is not None:
         examples, unread = fitting(loaded, tokenizer, examples)
         problems += unread
@@ -58,9 +65,8 @@ def probe(
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
     with err.status("loading") as status:
         found = measure(
-            loaded, examples, layer or (), tokenizer, folds, random_weights, seed, batch_size,
-            progress=lambda text: status.update(escape(text)),
-        )  # fmt: skip
+            loaded, examples, layer or (), tokenizer, lambda text: status.update(escape(text)), **asdict(measured)
+        )
     out.print(_table(found))
     out.print(f"{len(examples)} examples; numbers: R², names: share right; on held-out examples, with 95 % intervals")
     write_json(json_path, {"examples": len(examples), "skipped": problems, "scores": [asdict(row) for row in found]})

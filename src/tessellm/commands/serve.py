@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ..errors import RecipeError
-from .shared import Device, Dtype, ModelPath, as_option, err, load, on_command_line, out
+from .shared import ModelPath, Placement, as_option, err, on_command_line, out
 
 KEY = "TESSELLM_API_KEY"
 OURS = {  # options of our own engine: what to give vLLM instead, after --
@@ -25,25 +26,16 @@ OURS = {  # options of our own engine: what to give vLLM instead, after --
 }
 
 
-def serve(
-    given: typer.Context,
-    model: ModelPath,
-    extra: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
-    ] = None,
-    engine: Annotated[
-        Literal["tessellm", "plain", "vllm"],
-        typer.Option(
-            help="tessellm: this machine, with a playground, by the fast path where it can run; plain: the same, "
-            "never by the fast path; vllm: vLLM's server, one GPU to many nodes."
-        ),
-    ] = "tessellm",
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(envvar=KEY, help="Let in only who has it.", show_default=False)] = None,
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where it listens, and to whom"""
+
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000
+    api_key: Annotated[str | None, typer.Option(envvar=KEY, help="Let in only who has it.", show_default=False)] = None
     api_key_file: Annotated[
         Path | None, typer.Option(help="The same, from a file that holds nothing else.", show_default=False)
-    ] = None,
+    ] = None
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,31 +43,60 @@ def serve(
             "given several times.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
+
+    def key(self) -> str | None:
+        """Return the key; an empty variable is passed on as such, to be refused: typer takes it for none at all."""
+        if self.api_key_file:
+            return _key_in(self.api_key_file)
+        return self.api_key if self.api_key is not None else os.environ.get(KEY)
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How much at once, and how long"""
+
     slots: Annotated[
         int | None,
         typer.Option(min=1, help="Requests that run at once; as many as a quarter of the free memory holds, up to 16."),
-    ] = None,
+    ] = None
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens per slot; the members', up to 4096, as far as that holds them.")
+    ] = None
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0
+    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0
+
+
+def serve(
+    given: typer.Context,
+    model: ModelPath,
+    extra: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTION…]", help="After --: options for vLLM itself.")
     ] = None,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256,
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0,
+    *,
+    engine: Annotated[
+        Literal["tessellm", "plain", "vllm"],
+        typer.Option(
+            help="tessellm: this machine, with a playground, by the fast path where it can run; plain: the same, "
+            "never by the fast path; vllm: vLLM's server, one GPU to many nodes."
+        ),
+    ] = "tessellm",
     log_prompts: Annotated[bool, typer.Option(help="Write prompts to the log.")] = False,
-    device: Device = None,
-    dtype: Dtype = None,
+    address: AddressOptions,
+    capacity: CapacityOptions,
+    placement: Placement,
 ) -> None:
     """Serve it with OpenAI's API, and a page at / to try it on.
 
     Example: tessellm serve out --port 8000
     """
-    api_key = _key(api_key, api_key_file)
+    api_key = address.key()
     if engine == "vllm":
         from ..vllm.server import serve as serve_with_vllm
 
         refuse_ours(given)
-        serve_with_vllm(model, host, port, extra or [], api_key)
+        serve_with_vllm(model, address.host, address.port, extra or [], api_key)
         return
     if extra:
         raise RecipeError(f"options after -- are for --engine vllm; got {' '.join(extra)}")
@@ -83,21 +104,16 @@ def serve(
     from ..serve.settings import Settings
 
     settings = Settings(
-        host=host, port=port, api_key=api_key, allowed_hosts=tuple(allowed_host or ()), slots=slots, context=context,
-        queue=queue, seconds=timeout, drain_seconds=drain_timeout, log_prompts=log_prompts,
-        plain=engine == "plain",
+        host=address.host, port=address.port, api_key=api_key, allowed_hosts=tuple(address.allowed_host or ()),
+        slots=capacity.slots, context=capacity.context, queue=capacity.queue, seconds=capacity.timeout,
+        drain_seconds=capacity.drain_timeout, log_prompts=log_prompts, plain=engine == "plain",
     )  # fmt: skip
     if not settings.local and not api_key:
-        err.print(f"note: anyone who reaches {host} may use this server; --api-key lets in only who has the key")
+        err.print(
+            f"note: anyone who reaches {address.host} may use this server; --api-key lets in only who has the key"
+        )
     name = Path(model).stem if Path(model).suffix in (".yaml", ".yml", ".json") else Path(model).resolve().name
-    serve_here(
-        lambda: load(model, device, dtype), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True)
-    )
-
-
-def _key(given: str | None, file: Path | None) -> str | None:
-    """The key; an empty variable is passed on as such, to be refused: typer takes it for none at all."""
-    return _key_in(file) if file else given if given is not None else os.environ.get(KEY)
+    serve_here(lambda: placement.load(model), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True))
 
 
 def _key_in(file: Path) -> str:

@@ -41,6 +41,10 @@ def writable(path: Path | None) -> Path | None:
 
 JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="Also write the result to this file.")]
 ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe.")]
+SpeakerPath = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe; MODEL:MEMBER: one member."),
+]
 Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, cuda:1, auto, …")]
 SEEDS: Any = {"min": 0, "max": 2**32 - 1}  # past these, torch draws what it draws for another seed
 Seed = Annotated[int, typer.Option(**SEEDS)]

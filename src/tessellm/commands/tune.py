@@ -13,12 +13,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..errors import RecipeError
+from .options import ChatOptions, SpeakerOptions
 from .shared import (
     PLAIN,
     SEEDS,
     JsonPath,
     ModelPath,
-    Placement,
     as_option,
     err,
     numbers,
@@ -28,6 +28,8 @@ from .shared import (
     write_json,
 )
 
+ONE_MEMBER = "weights are of several experts"  # what a member alone has none of
+
 
 @dataclass(frozen=True)
 class ByScore:
@@ -35,7 +37,7 @@ class ByScore:
 
     tasks: Annotated[str, typer.Option(help="Tasks that development problems are of; the rest goes with it.")] = ""
     rules: Annotated[str, typer.Option(help="Rules to choose among.")] = ""
-    weights: Annotated[str, typer.Option(help="Weights to try.")] = "0.5,0.75,1,1.25,1.5"
+    try_weights: Annotated[str, typer.Option(help="Weights to try for every expert.")] = "0.5,0.75,1,1.25,1.5"
     data: Annotated[Path | None, typer.Option(help="Local data, see docs/evaluate.md.")] = None
     develop: Annotated[int, typer.Option(min=1, help="Development problems per task.")] = 50
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder; a stopped run goes on there.")] = None
@@ -49,6 +51,11 @@ class Judging:
 
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of texts or problems kept for that.")] = 0.25
     seed: Annotated[int, typer.Option(**SEEDS, help="Which ones; with --tasks also which are for development.")] = 0
+
+
+@dataclass(frozen=True)
+class AskedOptions(SpeakerOptions, ChatOptions):
+    """Who speaks, how prompts are put, and where"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def tune(
     judging: Judging,
     score: ByScore,
     saving: Saving,
-    placement: Placement,
+    asked: AskedOptions,
     json_path: JsonPath = None,
 ) -> None:
     """Find the experts' weights, by likelihood or by task score.
@@ -88,9 +95,9 @@ def tune(
     if saving.save is not None:
         check_target(saving.save)
     if development:
-        composition, tuning, rule = by_likelihood(model, development, judging, placement)
+        composition, tuning, rule = by_likelihood(model, development, judging, asked)
     else:
-        composition, tuning, rule = by_score(model, score, judging, placement)
+        composition, tuning, rule = by_score(model, score, judging, asked)
     if saving.save is not None:
         own = composition.config.rule["name"] == rule
         composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
@@ -113,7 +120,7 @@ def _check(given: typer.Context, development: list[Path] | None, score: ByScore,
             raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
 
 
-def by_likelihood(model: str, development: list[Path], judging: Judging, placement: Placement) -> tuple[Any, Any, str]:
+def by_likelihood(model: str, development: list[Path], judging: Judging, asked: AskedOptions) -> tuple[Any, Any, str]:
     """The composition, what was found, and the rule that goes with it."""
     from ..text.inputs import read_examples
     from ..text.prompts import encode_examples
@@ -121,8 +128,8 @@ def by_likelihood(model: str, development: list[Path], judging: Judging, placeme
     from ..tune.texts import DevelopmentText
 
     examples = read_examples(development)
-    composition = placement.load(model)
-    encoded = encode_examples(composition, [(each.prompt, each.text) for each in examples])
+    composition = asked.load_composition(model, ONE_MEMBER)
+    encoded = encode_examples(composition, [(each.prompt, each.text) for each in examples], asked.as_chat())
     texts = [
         DevelopmentText(tuple(ids), prompt, each.skill) for (ids, prompt), each in zip(encoded, examples, strict=True)
     ]
@@ -139,7 +146,7 @@ def by_likelihood(model: str, development: list[Path], judging: Judging, placeme
     return composition, tuning, composition.config.rule["name"]
 
 
-def by_score(model: str, score: ByScore, judging: Judging, placement: Placement) -> tuple[Any, Any, str]:
+def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) -> tuple[Any, Any, str]:
     """The same by score on problems."""
     from ..compose import rule_entry
     from ..errors import require
@@ -150,24 +157,24 @@ def by_score(model: str, score: ByScore, judging: Judging, placement: Placement)
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import check_folder, identity
-    from ..tune.score import Trial, tune_by_score
+    from ..tune.score import Search, Trial, tune_by_score
 
+    rules, values = words(score.rules), numbers(score.try_weights, "--try-weights")
     settings: dict[str, Any] = {
         "tasks": words(score.tasks),
-        "rules": words(score.rules),
-        "values": numbers(score.weights, "--weights"),
         "part": Part(score.develop, judging.seed),
         "held_out": judging.held_out,
     }
     running: dict[str, Any] = {"data": score.data, "batch_size": score.batch_size, "engine": score.engine}
+    chat = asked.as_chat()
     output = score.output
-    for rule in settings["rules"]:
+    for rule in rules:
         rule_entry(rule)
-    if not settings["values"]:
-        raise RecipeError("--weights: expected at least one weight to try")
-    if not all(abs(value) <= LARGEST_WEIGHT for value in settings["values"]):
-        raise RecipeError(f"--weights: expected numbers within ±{LARGEST_WEIGHT:,.0f}; got {settings['values']}")
-    composition = placement.load(model)
+    if not values:
+        raise RecipeError("--try-weights: expected at least one weight to try")
+    if not all(abs(value) <= LARGEST_WEIGHT for value in values):
+        raise RecipeError(f"--try-weights: expected numbers within ±{LARGEST_WEIGHT:,.0f}; got {values}")
+    composition = asked.load_composition(model, ONE_MEMBER)
 
     def tried(trial: Trial) -> None:
         shown = ", ".join(f"{name} {weight:g}" for name, weight in trial.weights.items())
@@ -179,14 +186,22 @@ def by_score(model: str, score: ByScore, judging: Judging, placement: Placement)
             bar = progress.add_task(f"{name}, {task}", total=None)
             return lambda done: progress.advance(bar, done)
 
-        runner = Runner(**running, progress=started, note=lambda text: err.print(f"note: {text}"))
+        runner = Runner(**running, progress=started, note=lambda text: err.print(f"note: {text}"), chat=chat)
         if output is not None:
             runner.check(settings["tasks"], settings["part"])
-            told = {**settings, "part": asdict(settings["part"]), "data": str(running["data"])}
-            check_folder(output, {"tune": told, "model": identity(composition)})
+            told = {
+                **settings,
+                "rules": rules,
+                "values": values,
+                "part": asdict(settings["part"]),
+                "data": str(running["data"]),
+            }
+            put = {"chat": asdict(chat)} if chat is not None else {}
+            check_folder(output, {"tune": told, "model": identity(composition), **put})
         journals = output / "journals" if output is not None else None
         with going_on(output):
-            tuning = tune_by_score(composition, runner, journals=journals, tried=tried, **settings)
+            search = Search(composition, runner, journals=journals, tried=tried, **settings)
+            tuning = tune_by_score(search, values, rules)
     show_weights(composition, tuning.weights)
     out.print(f"rule: {composition.config.rule['name']} → {tuning.rule}")
     out.print(f"score: {100 * tuning.before:.1f} % → {100 * tuning.after:.1f} % on {tuning.problems} problems")

@@ -11,8 +11,9 @@ import torch
 
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
+from ..text.chat import Chat
 from ..text.options import TextOptions
-from ..text.prompts import encode_examples, tokenizer_of
+from ..text.prompts import encode_examples, encode_prompt, tokenizer_of
 from ..text.reference import left_padded, settings_of
 from .advice import Advice, advise
 from .certificate import Certificate, certificate
@@ -74,29 +75,35 @@ def diagnose(
     model: ComposedForCausalLM,
     prompts: Sequence[Any],
     *,
-    max_new_tokens: int = 64,
     batch_size: int = 8,
-    seed: int = 0,
-    temperature: float = 0.0,
     skip_malformed: bool = False,
     progress: Progress | None = None,
+    **writing: Any,
 ) -> Diagnosis:
     """Diagnose a composition on prompts: strings, which it continues, or mappings with `prompt` and the `text` to be
-    read after it (or `text` alone). What the composition wrote itself is what the certificate is about."""
+    read after it (or `text` alone). What the composition wrote itself is what the certificate is about. `writing` says
+    how prompts are put and continued: max_new_tokens (64), temperature, seed, chat (a tessellm.text.chat.Chat)."""
     check_composition(model)
     tokenizer_of(model)
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise PromptError(f"expected a list of prompts; got {type(prompts).__name__}")
+    options = writing_options(**writing)
     given = [as_example(entry, f"prompt {number}") for number, entry in enumerate(prompts, 1)]
-    examples, skipped = check_examples(model, given, max_new_tokens, skip_malformed)
-    options = TextOptions(max_new_tokens=max_new_tokens, seed=seed, temperature=temperature)
-    torch.manual_seed(seed)
+    examples, skipped = check_examples(model, given, options, skip_malformed)
+    torch.manual_seed(options.seed)
     traces: list[Trace] = []
     for part in batches(examples, batch_size):
         traces += traced(model, part, options)
         if progress is not None:
             progress(len(traces), len(examples))
     return conclude(model, examples, traces, skipped)
+
+
+def writing_options(
+    *, max_new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, chat: Chat | None = None
+) -> TextOptions:
+    """Make the options of texts that are written to be diagnosed; others cannot be honoured there."""
+    return TextOptions(max_new_tokens, temperature, seed=seed, chat=chat)
 
 
 def conclude(
@@ -129,13 +136,13 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
 def traced(model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions) -> list[Trace]:
     """One trace a text, without padding; the prompt's tokens are there but not scored."""
     if examples[0].text is None:
-        rows = [tokenizer_of(model)(example.prompt)["input_ids"] for example in examples]
+        rows = [encode_prompt(model, example.prompt, "the prompt", options.chat) for example in examples]
         starts = [len(row) for row in rows]
         ids_BT, mask_BT = left_padded(rows, model)
         _, written = trace_generation(model, ids_BT, mask_BT, **settings_of(model, options))
         mask_BT = torch.cat([mask_BT.bool().cpu(), written.scored[:, ids_BT.shape[1] :]], 1)
     else:
-        encoded = encode_examples(model, [(example.prompt, example.text or "") for example in examples])
+        encoded = encode_examples(model, [(example.prompt, example.text or "") for example in examples], options.chat)
         starts = [start for _, start in encoded]
         ids_BT, mask_BT = left_padded([row for row, _ in encoded], model)
         written = trace(model, ids_BT, mask_BT)

@@ -36,24 +36,33 @@ class Decodability:
     random_weights: float | None  # the score on the same architecture with random weights; None: not asked for
 
 
+@dataclass(frozen=True)
+class Probing:
+    """How to measure."""
+
+    folds: int = FOLDS  # of the cross-validation
+    random_weights: bool = True  # also probe the architecture with random weights
+    seed: int = 0
+    batch_size: int = 16
+
+
 def probe(
     model: nn.Module,
     examples: Sequence[Labelled],
     layers: Sequence[str] = (),
     tokenizer: Any = None,
-    folds: int = FOLDS,
-    random_weights: bool = True,
-    seed: int = 0,
-    batch_size: int = 16,
     progress: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> list[Decodability]:
-    """Every label from every layer named (all blocks if none is), in each member of a composition."""
+    """Read every label off every layer named (all blocks if none is), in each member of a composition. `settings` are
+    those of Probing."""
+    probing = Probing(**settings)
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise PromptError("the model has no tokenizer, so texts cannot be read. Save one into its folder")
     rows, positions = encode(tokenizer, examples, _context_of(model))
     labels, groups_N = Labels.of(examples), group_numbers(examples)
-    check_enough(labels, groups_N, folds)
+    check_enough(labels, groups_N, probing.folds)
     say = progress or (lambda text: None)
     found: list[Decodability] = []
     controls: dict[Any, dict[str, dict[str, Score]]] = {}
@@ -62,17 +71,19 @@ def probe(
         if not names:
             raise MemberError(f"{type(module).__name__} has no list of blocks. Name layers with --layer")
         say(f"{member or 'model'}: reading {len(rows)} texts")
-        features = text_features(_runner(module), module, names, ids, positions, batch_size)
+        features = text_features(_runner(module), module, names, ids, positions, probing.batch_size)
         made: dict[str, dict[str, Score]] = {}
-        if random_weights:
+        if probing.random_weights:
             key = (type(module), _architecture(module), tuple(names), tuple(map(tuple, ids)))
             if key not in controls:
                 say(f"{member or 'model'}: random weights")
-                controls[key] = _random_scores(module, names, ids, positions, labels, groups_N, folds, seed, batch_size)
+                controls[key] = _random_scores(module, names, ids, positions, labels, groups_N, probing)
             made = controls[key]
         for name, x_ND in features.items():
             say(f"{member or 'model'}: {name}")
-            for label, (score, shuffled) in decode(x_ND, labels, groups_N, folds, SHUFFLES, seed).items():
+            for label, (score, shuffled) in decode(
+                x_ND, labels, groups_N, probing.folds, SHUFFLES, probing.seed
+            ).items():
                 random = made[name][label].value if name in made else None
                 found.append(Decodability(member, name, label, labels.kind(label), score, shuffled, random))
     return found
@@ -213,16 +224,17 @@ def _runner(module: nn.Module) -> Callable[..., Any]:
 
 
 def _random_scores(
-    module: Any, names: Sequence[str], rows: Any, positions: Any, labels: Labels, groups_N: Tensor, folds: int,
-    seed: int, batch_size: int,
-) -> dict[str, dict[str, Score]]:  # fmt: skip
+    module: Any, names: Sequence[str], rows: Any, positions: Any, labels: Labels, groups_N: Tensor, probing: Probing
+) -> dict[str, dict[str, Score]]:
     """Scores of the same layers in the same architecture with random weights; an adapter's own parts have none."""
-    random = with_random_weights(module, seed)
+    random = with_random_weights(module, probing.seed)
     known = {name for name, _ in random.named_modules()}
     shared = [name for name in names if name in known]
-    features = text_features(_runner(random), random, shared, rows, positions, batch_size)
+    features = text_features(_runner(random), random, shared, rows, positions, probing.batch_size)
     return {
-        name: {label: score for label, (score, _) in decode(x_ND, labels, groups_N, folds, 0, seed).items()}
+        name: {
+            label: score for label, (score, _) in decode(x_ND, labels, groups_N, probing.folds, 0, probing.seed).items()
+        }
         for name, x_ND in features.items()
     }
 

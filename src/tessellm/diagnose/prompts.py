@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..text.inputs import check_characters, entries
-from ..text.prompts import encode
+from ..text.options import TextOptions
+from ..text.prompts import encode_prompt
 
 SHOWN = 5
 
@@ -62,31 +63,33 @@ def read_examples(path: Path, skip_malformed: bool = False) -> tuple[list[Exampl
 
 
 def check_examples(
-    model: ComposedForCausalLM, examples: Sequence[Example], max_new_tokens: int, skip_malformed: bool = False
+    model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions, skip_malformed: bool = False
 ) -> tuple[list[Example], list[str]]:
     """Those that the members' context and tokenizer can take."""
     fits: list[Example] = []
     problems: list[str] = []
     for number, example in enumerate(examples, 1):
         try:
-            _check_length(model, example, max_new_tokens, example.where or f"prompt {number}")
+            _check_length(model, example, options, example.where or f"prompt {number}")
             fits.append(example)
         except PromptError as error:
             problems.append(str(error))
     return _kept(fits, problems, skip_malformed, "the prompts", "correct them, lower --max-new-tokens")
 
 
-def _check_length(model: ComposedForCausalLM, example: Example, max_new_tokens: int, name: str) -> None:
+def _check_length(model: ComposedForCausalLM, example: Example, options: TextOptions, name: str) -> None:
+    if options.chat is not None and not example.prompt:
+        raise PromptError(f"{name}: it has no prompt, which --chat and --system put into the chat template. Give one")
     size, before = (
-        len(encode(model, text, name)) if text else 0
-        for text in (example.prompt + (example.text or ""), example.prompt)
+        len(encode_prompt(model, example.prompt, name, options.chat, text)) if example.prompt or text else 0
+        for text in (example.text or "", "")
     )
     first = max(1, before) if example.text is not None else 0
     if size <= first:
         raise PromptError(
             f"{name}: too short, it has {size} tokens; the first that is judged would be number {first + 1}"
         )
-    model.config.check_room(size, max_new_tokens if example.text is None else 0, name, "--max-new-tokens")
+    model.config.check_room(size, options.max_new_tokens if example.text is None else 0, name, "--max-new-tokens")
 
 
 def _kept(

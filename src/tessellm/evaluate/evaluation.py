@@ -21,8 +21,9 @@ from ..compose import rule_entry
 from ..errors import CheckpointError, MissingExtraError, RecipeError, nearest, require
 from ..files import going_on, write_text
 from ..model import ComposedForCausalLM
+from ..model.variants import alone, check_alone, is_alone, with_rule
 from ..provenance import environment
-from .columns import alone, with_rule
+from ..text.chat import Chat
 from .development import StrengthChoice, choose, strengths_of
 from .merged import Merged
 from .merges import METHODS, methods_for
@@ -81,9 +82,8 @@ class Column:
 def columns_of(models: Mapping[str, ComposedForCausalLM], plan: EvaluationPlan) -> dict[str, Column]:
     """The table's columns by name, but for merges; base and experts are those of the first model."""
     first = next(iter(models.values()))
-    found = {
-        name: alone(first, name) for name in first.members if ("base" if name == "base" else "experts") in plan.columns
-    }
+    members = [] if is_alone(first) else list(first.members)
+    found = {name: alone(first, name) for name in members if ("base" if name == "base" else "experts") in plan.columns}
     if "composition" in plan.columns:
         for name, model in _compositions(models, plan.rules).items():
             if name in found:
@@ -105,7 +105,10 @@ def _itself(model: ComposedForCausalLM) -> ComposedForCausalLM:
 def _compositions(models: Mapping[str, ComposedForCausalLM], rules: Sequence[str]) -> dict[str, ComposedForCausalLM]:
     single = len(models) == 1
     if not rules:
-        return {"composition" if single else name: model for name, model in models.items()}
+        return {"composition" if single and not is_alone(model) else name: model for name, model in models.items()}
+    for name, model in models.items():
+        if is_alone(model):
+            check_alone(name, rules)
     return {
         rule if single else f"{name}-{rule}": with_rule(model, rule) for name, model in models.items() for rule in rules
     }
@@ -119,6 +122,7 @@ def evaluate(
     engine: str = "auto",
     progress: Callable[[str, str], Callable[[int], None]] = lambda column, task: lambda done: None,
     note: Callable[[str], None] = lambda text: None,
+    chat: Chat | None = None,
 ) -> Any:
     """Run what is not yet done and write the table; returns it."""
     require("lm_eval", "eval")
@@ -126,14 +130,18 @@ def evaluate(
 
     first = next(iter(models.values()))
     plan = plan.for_experts(len(first.members) - 1)
-    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, engine, progress, note)
+    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, engine, progress, note, chat)
     columns = columns_of(models, plan)
     subject = next((name for name in columns if name not in first.members), None)
     choices: dict[str, StrengthChoice] = {}
+    if plan.merges and is_alone(first):
+        raise RecipeError("--merges merges the first model's members, and that is one member: give a composition first")
     if plan.merges:
         columns |= _merge_columns(first, plan, folder, runner, choices)
     development = runner.check(plan.tasks, plan.part)
-    check_folder(folder, {"plan": asdict(plan), "columns": {name: each.identity for name, each in columns.items()}})
+    asked = {"chat": asdict(chat)} if chat is not None else {}
+    made = {name: each.identity for name, each in columns.items()}
+    check_folder(folder, {"plan": asdict(plan), "columns": made, **asked})
     outcomes: dict[str, dict[str, Any]] = {task: {} for task in plan.tasks}
     with going_on(folder):
         for name, column in columns.items():

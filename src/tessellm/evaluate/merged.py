@@ -17,7 +17,7 @@ from ..errors import MemberError, require
 from ..files import new_directory
 from ..members import Loading, Member, MemberSpec, load_member
 from ..model import ComposedForCausalLM
-from .columns import in_place_of_all
+from ..model.variants import in_place_of_all
 from .merges import check_method, merge
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import lm_eval.api.task
 from lm_eval.evaluator import evaluate
 
+from ..text.chat import Chat
 from .harness import ComposedLM
 
 
@@ -38,11 +39,19 @@ class Outcome:
         return [problem.scores[metric] for problem in self.problems]
 
 
-def run_task(lm: ComposedLM, task: Any, limit: int | None = None) -> Outcome:
-    """Have lm-eval ask, filter and judge."""
+def run_task(lm: ComposedLM, task: Any, limit: int | None = None, chat: Chat | None = None) -> Outcome:
+    """Have lm-eval ask, filter and judge; in a chat, with its examples inside the user's turn, as lm-eval does."""
     name = task.config.task
     with _without_bars():
-        result = evaluate(lm, {name: task}, limit=limit, bootstrap_iters=0, log_samples=True)
+        result = evaluate(
+            lm,
+            {name: task},
+            limit=limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            apply_chat_template=chat is not None,
+            system_instruction=chat.system if chat is not None else None,
+        )
     assert result is not None, "one process only"
     scores: dict[int, dict[str, float]] = {}
     asked: dict[int, list[Any]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import RecipeError, nearest
 from ..model import ComposedForCausalLM
+from ..text.chat import Chat
 from .splits import TEST, Development, Part
 
 ENGINES = ("auto", "reference")
@@ -24,6 +25,7 @@ class Runner:
     engine: str = "auto"
     progress: Callable[[str, str], Advance] = lambda column, task: lambda done: None
     note: Callable[[str], None] = lambda text: None
+    chat: Chat | None = None  # problems are put through the chat template
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -52,7 +54,7 @@ class Runner:
             if task in code_tasks.TASKS:
                 yield task, code_tasks.run_code_task(lm, task, self.data, limit, part=part)
             else:
-                yield task, run_task(lm, make_task(task, self.data, part), limit)
+                yield task, run_task(lm, make_task(task, self.data, part), limit, self.chat)
 
     def check(self, tasks: Sequence[str], part: Part = TEST) -> dict[str, Development]:
         """Complain of tasks before anything is run or written; where their development problems are."""
@@ -64,6 +66,8 @@ class Runner:
             raise RecipeError("no task was given. Expected, for instance, --tasks gsm8k,math,humaneval,mbpp")
         found: dict[str, Development] = {}
         for name in tasks:
+            if name in code_tasks.TASKS and self.chat is not None:
+                raise RecipeError(f"{name} is evaluated as evalplus completes code: leave out --chat and --system")
             if name in code_tasks.TASKS:
                 code_tasks.check_data(name, self.data)
                 if part.develop:

@@ -55,8 +55,7 @@ def generate(
         attention_mask,
         particles=particles,
         max_new_tokens=steps,
-        eos_token_id=chosen["eos_token_id"],
-        pad_token_id=chosen["pad_token_id"],
+        tokens=monte_carlo.EndTokens(chosen["eos_token_id"], chosen["pad_token_id"]),
     )
     return found.draw(chosen["num_return_sequences"] or 1).flatten(0, 1)
 

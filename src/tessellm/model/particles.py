@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,13 @@ class Particles:
         return self.sequences.gather(1, index_BC.unsqueeze(-1).expand(-1, -1, self.sequences.shape[-1]))
 
 
+class EndTokens(NamedTuple):
+    """What ends a text and what fills up the rows of those that have ended; None: as the model says."""
+
+    end: int | list[int] | None = None
+    padding: int | None = None
+
+
 @torch.no_grad()
 def sample(
     model: ComposedForCausalLM,
@@ -57,8 +65,7 @@ def sample(
     max_new_tokens: int = 64,
     seed: int | None = None,
     resample_below: float = 0.5,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
+    tokens: EndTokens = EndTokens(),  # noqa: B008
 ) -> Particles:
     """Sample N weighted continuations of every prompt from C, the members' sequence-level composition.
 
@@ -69,8 +76,8 @@ def sample(
     """
     _check(model, input_ids, particles, max_new_tokens, resample_below)
     generator = None if seed is None else torch.Generator(input_ids.device).manual_seed(seed)
-    ends_E = _end_tokens(model, eos_token_id, input_ids)
-    cloud = _Cloud(model, input_ids, attention_mask, particles, ends_E, pad_token_id)
+    ends_E = _end_tokens(model, tokens.end, input_ids)
+    cloud = _Cloud(model, input_ids, attention_mask, particles, ends_E, tokens.padding)
     sizes, resampled = [], []
     for _ in range(max_new_tokens):
         cloud.extend(generator)

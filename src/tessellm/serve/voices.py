@@ -6,7 +6,8 @@ member alone is the rule `product` with that expert's weight 1 and all others 0,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,10 +17,11 @@ from torch import Tensor
 from ..decoding.voices import Voice
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
-from ..errors import nearest
+from ..errors import TessellmError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer
-from ..rules import LARGEST_WEIGHT, RULES, ComposedRule, Explanation
+from ..model.variants import changed_weights, check_alone, check_rule_name, no_such_speaker, speakers_of
+from ..rules import RULES, ComposedRule, Explanation
 from .refusals import Refusal, bad
 
 KEPT = 64  # voices that are remembered
@@ -45,8 +47,8 @@ class Speakers:
 
     def __init__(self, model: ComposedForCausalLM, name: str):
         self.model, self.name = model, name
-        self.members = {f"{name}:{member}": number for number, member in enumerate(model.config.member_names)}
-        self.names = [name, *self.members]
+        self.names = speakers_of(name, model.config.member_names)
+        self.members = {member: number for number, member in enumerate(self.names[1:])}
         self.window = max(entry.make().window for entry in RULES.values())
         self._ends = [tuple(member.get("end_ids", ())) for member in model.config.members]
         self._own = self._speaker(name, None)
@@ -55,24 +57,17 @@ class Speakers:
 
     def find(self, name: str, rule: str | None = None, weights: Mapping[str, float] | None = None) -> NamedVoice:
         if name not in self.names:
-            raise Refusal(404, f"there is no model {name!r}; {nearest(name, self.names)}", "model", "model_not_found")
+            message = no_such_speaker(name, self.name, self.model.config.member_names)
+            raise Refusal(404, message, "model", "model_not_found")
         if name in self.members:
-            if rule is not None or weights is not None:
-                raise bad(f"{name!r} is a member and speaks alone: rules and weights are the composition's", "tessellm")
+            with _refused("tessellm"):
+                check_alone(name, rule, weights)
             return self._member(name)
         if rule is None and weights is None:
             return self._own
-        return self._other(rule or self.model.config.rule["name"], self._weights(weights or {}))
-
-    def _weights(self, given: Mapping[str, float]) -> tuple[float, ...]:
-        experts = self.model.config.member_names[1:]
-        for name, weight in given.items():
-            if name not in experts:
-                raise bad(f"there is no expert {name!r}; {nearest(name, experts)}", "tessellm.weights")
-            if not abs(weight) <= LARGEST_WEIGHT:
-                raise bad(f"expected a weight within ±{LARGEST_WEIGHT:g}; got {weight}", "tessellm.weights")
-        pairs = zip(experts, self.model.config.weights, strict=True)
-        return tuple(float(given.get(name, weight)) for name, weight in pairs)
+        with _refused("tessellm.weights"):
+            changed = changed_weights(self.model, weights or {})
+        return self._other(rule or self.model.config.rule["name"], changed)
 
     def _make_member(self, name: str) -> NamedVoice:
         number = self.members[name]
@@ -83,14 +78,25 @@ class Speakers:
 
     def _make_other(self, rule: str, weights: tuple[float, ...]) -> NamedVoice:
         config = self.model.config
-        if rule not in RULES:
-            raise bad(f"there is no rule {rule!r}; {nearest(rule, RULES)}", "tessellm.rule")
-        complete = self.model.rule.with_(None if rule == config.rule["name"] else rule, weights)
+        own = rule == config.rule["name"]
+        if not own:
+            with _refused("tessellm.rule"):
+                check_rule_name(rule)
+        complete = self.model.rule.with_(None if own else rule, weights)
         return self._speaker(self.name, Voice(complete, frozenset(config.eos_token_id or ())))
 
     def _speaker(self, name: str, voice: Voice | None) -> NamedVoice:
         ends = voice.ends if voice else frozenset(self.model.config.eos_token_id or ())
         return NamedVoice(name, voice, tracer(voice.rule if voice else self.model.rule, tuple(self._ends)), ends)
+
+
+@contextmanager
+def _refused(param: str) -> Iterator[None]:
+    """Turn what cannot be asked for into a refusal that names the parameter."""
+    try:
+        yield
+    except TessellmError as error:
+        raise bad(str(error), param) from error
 
 
 def top(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..decoding.sampling import Sampling
+from .chat import Chat
 
 SEED_BITS = 24  # of a request's seed: which of the texts that share the user's seed it is
 
@@ -18,7 +19,7 @@ class TextOptions:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
-    chat: bool = False
+    chat: Chat | None = None  # prompts are turns of a chat
     fit: bool = False  # as many new tokens as the context has room for, if that is fewer; one at the least
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..model.room import check_room
+from .chat import Chat
 from .lengths import tokens_of_beginning
 from .options import TextOptions
 
@@ -27,13 +28,27 @@ def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = Tru
     return tokenizer(text, add_special_tokens=special)["input_ids"]
 
 
-def encode_examples(model: ComposedForCausalLM, examples: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+def encode_prompt(
+    model: ComposedForCausalLM, prompt: str, what: str, chat: Chat | None = None, text: str = ""
+) -> list[int]:
+    """Tokenise a prompt, as it is or as a turn of a chat, and the text that follows it."""
+    if chat is None:
+        return encode(model, prompt + text, what)
+    return encode(model, chat.put(tokenizer_of(model), prompt) + text, what, special=False)
+
+
+def encode_examples(
+    model: ComposedForCausalLM, examples: Sequence[tuple[str, str]], chat: Chat | None = None
+) -> list[tuple[list[int], int]]:
     """Tokenise prompts with their texts, none longer than the members' context, and how many are the prompt's."""
     encoded = []
     for number, (prompt, text) in enumerate(examples, 1):
-        row = encode(model, prompt + text, f"text {number}")
-        model.config.check_room(len(row), 0, f"text {number}")
-        encoded.append((row, len(encode(model, prompt, f"text {number}")) if prompt else 0))
+        what = f"text {number}"
+        if chat is not None and not prompt:
+            raise PromptError(f"{what} has no prompt, which --chat and --system put into the chat template. Give one")
+        row = encode_prompt(model, prompt, what, chat, text)
+        model.config.check_room(len(row), 0, what)
+        encoded.append((row, len(encode_prompt(model, prompt, what, chat)) if prompt else 0))
     return encoded
 
 
@@ -43,10 +58,8 @@ def encode_prompts(
     """Tokenise prompts; return their ids and the options, with fewer new tokens where they have to fit."""
     if "" in options.stop:
         raise PromptError("a stop text must not be empty: every text holds it")
-    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
-    texts = [as_chat(tokenizer, prompt) if options.chat else prompt for prompt in prompts]
-    rows = [encode(model, text, f"prompt {number}", not options.chat) for number, text in enumerate(texts, 1)]
-    if options.fit and limit:
+    rows = [encode_prompt(model, prompt, f"prompt {number}", options.chat) for number, prompt in enumerate(prompts, 1)]
+    if options.fit and (limit := model.config.max_position_embeddings):
         room = limit - max(map(len, rows), default=0)
         options = replace(options, max_new_tokens=max(1, min(options.max_new_tokens, room)))
     for number, row in enumerate(rows, 1):
@@ -61,14 +74,3 @@ def check_row(
     if not row:
         raise PromptError(f"{what} is empty, and the tokenizer adds no beginning-of-text token")
     model.config.check_room(len(row), new, what, option)
-
-
-def as_chat(tokenizer: Any, prompt: str) -> str:
-    if not tokenizer.chat_template:
-        raise PromptError("no member has a chat template; leave out --chat")
-    try:
-        return tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # a template raises what it likes
-        raise PromptError(f"the chat template cannot be used: {error}. Mend it, or leave out --chat") from error

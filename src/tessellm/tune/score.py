@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..evaluate.columns import with_rule
 from ..evaluate.intervals import Difference, compare
 from ..evaluate.runner import Runner, headline_scores
 from ..evaluate.splits import Development, Part
 from ..model import ComposedForCausalLM
+from ..model.variants import with_rule
 
 PASSES = 3  # over all experts, at most
 DEVELOP = Part(50)
@@ -52,17 +52,18 @@ class ScoreTuning:
 
 
 class Search:
-    """Settings of one composition, tried on the development problems of some tasks."""
+    """Settings of one composition, tried on the development problems of some tasks. `journals` is a folder that a
+    killed search goes on from."""
 
     def __init__(
         self,
         model: ComposedForCausalLM,
         runner: Runner,
         tasks: Sequence[str],
-        part: Part,
-        held_out: float,
-        journals: Path | None,
-        tried: Callable[[Trial], None],
+        part: Part = DEVELOP,
+        held_out: float = 0.25,
+        journals: Path | None = None,
+        tried: Callable[[Trial], None] = lambda trial: None,
     ):
         self.model, self.runner, self.journals, self.tried = model, runner, journals, tried
         self.part = Part(part.develop, part.seed, development=True)
@@ -109,19 +110,10 @@ class Search:
 
 
 def tune_by_score(
-    model: ComposedForCausalLM,
-    runner: Runner,
-    tasks: Sequence[str],
-    values: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5),
-    rules: Sequence[str] = (),
-    part: Part = DEVELOP,
-    held_out: float = 0.25,
-    journals: Path | None = None,
-    tried: Callable[[Trial], None] = lambda trial: None,
+    search: Search, values: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5), rules: Sequence[str] = ()
 ) -> ScoreTuning:
-    """The best of the rules (the composition's own, if none is given), each with its best weights. `journals` is a
-    folder that a killed search goes on from."""
-    search = Search(model, runner, tasks, part, held_out, journals, tried)
+    """Find the best of the rules (the composition's own, if none is given), each with its best weights."""
+    model = search.model
     own = model.config.rule["name"]
     start = search.trial(own, model.config.weights)
     found = [search.climb(rule, values) for rule in rules or (own,)]

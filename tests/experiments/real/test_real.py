@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tessellm.errors import EngineError
-from tessellm.evaluate.columns import alone, in_place_of_all, with_rule
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.scoring import score
 from tessellm.experiments.real import __main__ as program
@@ -24,6 +23,7 @@ from tessellm.experiments.real.reading import prompt_nats, read_alone, read_toge
 from tessellm.experiments.real.results import OURS, claims_of
 from tessellm.experiments.real.skills import SKILLS, read
 from tessellm.experiments.real.tasks import encode, function_prompt
+from tessellm.model.variants import alone, in_place_of_all, with_rule
 from tessellm.rules import DEFAULT, RULES
 
 from real_cases import write_base, write_data

@@ -126,7 +126,7 @@ def score_models(size: Size, seeds: list[int], splits: list[Split], state: State
         initialise(size.recipe.shape, len(seen), generator), size.recipe.shape,
         lambda: table.batch(size.model_rows, generator), size.model_updates, size.recipe.base_rate,
         lambda step, loss: log(f"single models, update {step + 1}: mean loss {loss.mean():.2g}"),
-        size.recipe.compiled, size.recipe.dtype,
+        compiled=size.recipe.compiled, dtype=size.recipe.dtype,
     )  # fmt: skip
     cells: Cells = []
     features: dict[str, Tensor] = {}

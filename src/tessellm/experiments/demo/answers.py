@@ -15,10 +15,11 @@ from torch import Tensor
 from ...decoding.engine import Engine
 from ...decoding.requests import Request
 from ...decoding.sampling import Sampling
-from ...evaluate.columns import alone
 from ...model import ComposedForCausalLM
+from ...model.variants import alone
 from ...rules import Explanation
-from ...text.prompts import as_chat, tokenizer_of
+from ...text.chat import Chat
+from ...text.prompts import tokenizer_of
 from ...text.stops import UNFINISHED
 from .prompts import Asked
 
@@ -66,7 +67,7 @@ def answer_alone(model: ComposedForCausalLM, name: str, answers: Sequence[Answer
 def encoded(model: ComposedForCausalLM, prompts: Sequence[Asked]) -> list[list[int]]:
     """Prompts in the chat template, as token ids."""
     tokenizer = tokenizer_of(model)
-    return [tokenizer(as_chat(tokenizer, asked.prompt), add_special_tokens=False)["input_ids"] for asked in prompts]
+    return [tokenizer(Chat().put(tokenizer, asked.prompt), add_special_tokens=False)["input_ids"] for asked in prompts]
 
 
 def watch_belief(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from ...load import load_model
 from ...members import sources
 from ...model import ComposedForCausalLM
 from ...model.usual import PROMPTS as USUAL
-from ...text.prompts import as_chat, tokenizer_of
+from ...text.chat import Chat
 from ..real.skills import DOMAINS, adapters_folder
 from .answers import Answer, answer_all, answer_alone
 from .clock import Clock, is_demo, no_loading_bars
@@ -126,9 +126,8 @@ def answer_by_members(model: ComposedForCausalLM, answers: Sequence[Answer], new
 def diagnose_answers(model: ComposedForCausalLM, answers: Sequence[Answer]) -> Diagnosis:
     """On one answer per kind of prompt, as it was written."""
     first = {answer.asked.expert: answer for answer in reversed(answers) if answer.text}
-    tokenizer = tokenizer_of(model)
-    texts = [{"prompt": as_chat(tokenizer, each.asked.prompt), "text": each.text} for each in first.values()]
-    return tessellm.diagnose(model, texts[::-1])
+    texts = [{"prompt": each.asked.prompt, "text": each.text} for each in first.values()]
+    return tessellm.diagnose(model, texts[::-1], chat=Chat())
 
 
 def _draw(path: Path, answers: Sequence[Answer], members: Sequence[str], console: Console) -> None:

@@ -116,6 +116,21 @@ def clip_(params: Params, limit: float = 1.0) -> None:
         g.mul_(scale_E.view(-1, *[1] * (g.dim() - 1)))
 
 
+@dataclass(frozen=True)
+class Training:
+    """How members are trained. The rate warms up and decays, unless it is `constant`. A limit in `seconds` decays it
+    sooner where steps are slow; `smoothing` spreads that share of every target over all tokens. `loss(params,
+    *batch())`, one number per member, stands in for cross-entropy."""
+
+    compiled: bool = False
+    dtype: torch.dtype = torch.float32
+    forward: Callable[..., Tensor] = logits
+    constant: bool = False
+    smoothing: float = 0.0
+    seconds: float | None = None
+    loss: Callable[..., Tensor] | None = None
+
+
 def train(
     params: Params,
     shape: Shape,
@@ -123,28 +138,21 @@ def train(
     steps: int,
     lr: float,
     report: Callable[[int, Tensor], None] | None = None,
-    compiled: bool = False,
-    dtype: torch.dtype = torch.float32,
-    forward: Callable[..., Tensor] = logits,
-    constant: bool = False,
-    smoothing: float = 0.0,
-    seconds: float | None = None,
-    loss: Callable[..., Tensor] | None = None,
+    **training: Any,
 ) -> Params:
     """Train all members; `batch()` gives inputs, targets and loss mask, each [E, B, T]. Returns detached parameters.
-    The rate warms up and decays, unless it is `constant`. A limit in `seconds` decays it sooner where steps are slow;
-    `smoothing` spreads that share of every target over all tokens. `loss(params, *batch())`, one number a member,
-    stands in for cross-entropy. Members that break are an error, which names them."""
+    `training` are the settings of Training. Members that break are an error, which names them."""
+    how = Training(**training)
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
 
     def loss_of(params: Params, inputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        out = forward(params, shape, inputs, dtype)
+        out = how.forward(params, shape, inputs, how.dtype)
         nll = functional.cross_entropy(
-            out.flatten(0, 2), targets.flatten(), reduction="none", label_smoothing=smoothing
+            out.flatten(0, 2), targets.flatten(), reduction="none", label_smoothing=how.smoothing
         ).view(mask.shape)
         return (nll * mask).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)  # [E]
 
-    loss_fn = torch.compile(loss or loss_of) if compiled else loss or loss_of
+    loss_fn = torch.compile(how.loss or loss_of) if how.compiled else how.loss or loss_of
     device = next(iter(params.values())).device
     optimiser = torch.optim.AdamW(
         params.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=device.type == "cuda"
@@ -154,7 +162,7 @@ def train(
 
     def schedule(step: int) -> float:
         left = min(steps - step, (1 - gone) * steps) / max(1, steps - warmup)
-        return 1.0 if constant else min((step + 1) / warmup, max(0.0, left))
+        return 1.0 if how.constant else min((step + 1) / warmup, max(0.0, left))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, schedule)
     for step in range(steps):
@@ -164,7 +172,7 @@ def train(
         loss_E.sum().backward()
         clip_(params)
         optimiser.step()
-        gone = 0.0 if seconds is None else (time.monotonic() - began) / seconds  # of the time there is
+        gone = 0.0 if how.seconds is None else (time.monotonic() - began) / how.seconds  # of the time there is
         scheduler.step()
         last = step == steps - 1 or gone >= 1
         if step % 250 == 249 or last:

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ...evaluate.columns import alone, in_place_of_all, with_rule
 from ...members.sources import digest, weight_files
 from ...model import ComposedForCausalLM
+from ...model.variants import alone, in_place_of_all, with_rule
 from ...rules.belief import Belief
 from .members import Experts
 from .packing import Text

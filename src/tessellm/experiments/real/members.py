@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ...compose import assemble
 from ...errors import TessellmError
-from ...evaluate.columns import in_place_of_all
 from ...members import Loading, Member, MemberSpec, load_member
 from ...members.sources import digest, weight_files
 from ...model import ComposedForCausalLM
+from ...model.variants import in_place_of_all
 from ...rules import WITHOUT_CHAT
 from .skills import SKILLS, adapters_folder, data_folder
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...text.prompts import as_chat
+from ...text.chat import Chat
 from .packing import Text
 from .skills import Example
 
@@ -23,7 +23,7 @@ PASSED = 83  # exit code of a program that came to its end
 
 def encode(tokenizer: Any, examples: Sequence[Example]) -> list[Text]:
     """Prompts in the chat template, and answers with the token that ends them there, as token ids."""
-    prompts = [as_chat(tokenizer, example.prompt) for example in examples]
+    prompts = [Chat().put(tokenizer, example.prompt) for example in examples]
     answers = [example.answer for example in examples]
     ids = [tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in (prompts, answers) if texts]
     end = end_of_answer(tokenizer)

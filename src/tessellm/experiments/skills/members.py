@@ -80,7 +80,7 @@ def train_members(recipe: Recipe, seeds: list[int], device: str, log: Log) -> Me
     experts = train(
         select(bases, from_base), recipe.shape, expert_batch, recipe.expert_updates, recipe.expert_rate,
         lambda step, loss: log(f"experts, update {step + 1}: mean loss {loss.mean():.2g}, worst {loss.max():.2g}"),
-        recipe.compiled, recipe.dtype,
+        compiled=recipe.compiled, dtype=recipe.dtype,
     )  # fmt: skip
     return Members(recipe, bases, experts)
 

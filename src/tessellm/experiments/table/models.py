@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from ...compose import compose
-from ...evaluate.columns import alone
 from ...evaluate.merges import METHODS
 from ...model import ComposedForCausalLM
+from ...model.variants import alone
 from ..lab.stacked import Params, Shape, to_llama
 from ..skills.baselines import merge
 from .gold import Gold, misses

@@ -1,0 +1,119 @@
+"""Who speaks, in every command: --rule, --weights, MODEL:MEMBER, --chat and --system, as the server has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.load import load_speaker, split_speaker
+from tessellm.serve.refusals import Refusal
+from tessellm.serve.voices import Speakers
+
+Cli = Callable[..., Any]
+PROMPT = "abc 12"
+
+
+@pytest.fixture(scope="module")
+def out(members_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spoken") / "out"
+    experts = {"math": members_dir / "math", "lora": members_dir / "lora_math"}
+    tessellm.compose(members_dir / "base", experts, rule="product").save_pretrained(folder)
+    return folder
+
+
+def written(model: Any, prompt: str = PROMPT, special: bool = True) -> str:
+    """What a model writes by Hugging Face's own means."""
+    ids = model.tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+    tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)[0]
+    return model.tokenizer.decode(tokens[ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_a_rule_and_weights_of_ones_own(cli: Cli, out: Path) -> None:
+    ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, "--rule", "owner", "--weights", "lora=0.25")
+    model: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
+    model.set_rule("owner", [1.0, 0.25])
+    assert (ran.code, ran.out) == (0, written(model) + "\n")
+    found = load_speaker(str(out), rule="owner", weights={"lora": 0.25})
+    assert (found.config.rule["name"], found.config.weights) == ("owner", (1.0, 0.25))
+
+
+@pytest.mark.parametrize("member", ["base", "math", "lora"])
+def test_a_member_alone_writes_what_it_writes_without_us(cli: Cli, out: Path, member: str) -> None:
+    composed: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
+    own = composed.member(member)
+    own.tokenizer = composed.tokenizer
+    ran = cli("generate", f"{out}:{member}", PROMPT, "--max-new-tokens", 8)
+    assert (ran.code, ran.out) == (0, written(own) + "\n")
+
+
+def test_a_folder_with_a_colon_is_a_model(tmp_path: Path) -> None:
+    assert split_speaker("out:math") == ("out", "math")
+    (tmp_path / "a:b").mkdir()
+    assert split_speaker(f"{tmp_path}/a:b") == (f"{tmp_path}/a:b", None)
+    assert split_speaker(f"{tmp_path}/a:b:base") == (f"{tmp_path}/a:b", "base")
+
+
+@pytest.mark.parametrize(
+    ("member", "options", "asked"),
+    [
+        ("", ("--rule", "prodct"), {"rule": "prodct"}),
+        ("", ("--weights", "mth=1"), {"weights": {"mth": 1.0}}),
+        ("", ("--weights", "math=-2e6"), {"weights": {"math": -2e6}}),
+        (":math", ("--rule", "owner"), {"rule": "owner"}),
+        (":math", ("--weights", "math=1"), {"weights": {"math": 1.0}}),
+        (":mth", (), {}),
+    ],
+)
+def test_the_server_says_the_same(
+    cli: Cli, out: Path, member: str, options: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    ran = cli("generate", f"{out}{member}", PROMPT, *options)
+    with pytest.raises(Refusal) as refused:
+        Speakers(tessellm.ComposedForCausalLM.from_pretrained(out), str(out)).find(f"{out}{member}", **asked)
+    assert (ran.code, ran.err) == (2, f"error: {refused.value}\n")
+
+
+def test_a_system_prompt_goes_through_the_template(cli: Cli, out: Path) -> None:
+    model: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
+    turns = [{"role": "system", "content": "be"}, {"role": "user", "content": PROMPT}]
+    for given, options in (
+        (turns, ("--system", "be")),
+        (turns, ("--chat", "--system", "be")),
+        (turns[1:], ("--chat",)),
+    ):
+        text = model.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, *options)
+        assert (ran.code, ran.out) == (0, written(model, text, special=False) + "\n")
+
+
+def test_diagnose_reads_the_answer_in_its_chat(cli: Cli, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "abc", "text": "12"}\n')
+    options = ("--rule", "owner", "--json", tmp_path / "found.json")
+    assert cli("diagnose", out, tmp_path / "p.jsonl", "--system", "be", *options).code == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["rule"] == "owner"
+    assert found["tokens"] == 2  # no token of the template is judged
+
+
+def test_tune_goes_by_the_rule_and_the_chat(cli: Cli, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text('{"prompt": "abc", "text": "12"}\n' * 4)
+    ran = cli("tune", out, tmp_path / "dev.jsonl", "--chat", "--weights", "lora=0.5", "--save", tmp_path / "tuned")
+    assert ran.code == 0, ran.err
+    assert "0.500" in ran.out  # the weight before
+    assert tessellm.ComposedForCausalLM.from_pretrained(tmp_path / "tuned").config.rule["name"] == "product"
+
+
+@pytest.mark.parametrize("options", [("--rule", "owner", "--weights", "math=0.5"), ()])
+def test_bench_measures_who_was_asked_for(cli: Cli, out: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    model = f"{out}" if options else f"{out}:math"
+    sizes = ("--prompt", 8, "--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json")
+    ran = cli("bench", model, *sizes, *options)
+    assert ran.code == 0, ran.err
+    assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["experts"] == (2 if options else 0)
+    assert cli("bench", f"{out}:math", "--experts", 1).err.startswith("error: one member has no experts")
