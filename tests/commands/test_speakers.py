@@ -35,12 +35,12 @@ def written(model: Any, prompt: str = PROMPT, special: bool = True) -> str:
 
 
 def test_a_rule_and_weights_of_ones_own(cli: Cli, out: Path) -> None:
-    ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, "--rule", "owner", "--weights", "lora=0.25")
+    ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, "--rule", "evidence", "--weights", "lora=0.25")
     model: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
-    model.set_rule("owner", [1.0, 0.25])
+    model.set_rule("evidence", [1.0, 0.25])
     assert (ran.code, ran.out) == (0, written(model) + "\n")
-    found = load_speaker(str(out), rule="owner", weights={"lora": 0.25})
-    assert (found.config.rule["name"], found.config.weights) == ("owner", (1.0, 0.25))
+    found = load_speaker(str(out), rule="evidence", weights={"lora": 0.25})
+    assert (found.config.rule["name"], found.config.weights) == ("evidence", (1.0, 0.25))
 
 
 @pytest.mark.parametrize("member", ["base", "math", "lora"])
@@ -65,7 +65,7 @@ def test_a_folder_with_a_colon_is_a_model(tmp_path: Path) -> None:
         ("", ("--rule", "prodct"), {"rule": "prodct"}),
         ("", ("--weights", "mth=1"), {"weights": {"mth": 1.0}}),
         ("", ("--weights", "math=-2e6"), {"weights": {"math": -2e6}}),
-        (":math", ("--rule", "owner"), {"rule": "owner"}),
+        (":math", ("--rule", "evidence"), {"rule": "evidence"}),
         (":math", ("--weights", "math=1"), {"weights": {"math": 1.0}}),
         (":mth", (), {}),
     ],
@@ -94,10 +94,10 @@ def test_a_system_prompt_goes_through_the_template(cli: Cli, out: Path) -> None:
 
 def test_diagnose_reads_the_answer_in_its_chat(cli: Cli, out: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "abc", "text": "12"}\n')
-    options = ("--rule", "owner", "--json", tmp_path / "found.json")
+    options = ("--rule", "evidence", "--json", tmp_path / "found.json")
     assert cli("diagnose", out, tmp_path / "p.jsonl", "--system", "be", *options).code == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["rule"] == "owner"
+    assert found["rule"] == "evidence"
     assert found["tokens"] == 2  # no token of the template is judged
 
 
@@ -109,7 +109,7 @@ def test_tune_goes_by_the_rule_and_the_chat(cli: Cli, out: Path, tmp_path: Path)
     assert tessellm.ComposedForCausalLM.from_pretrained(tmp_path / "tuned").config.rule["name"] == "product"
 
 
-@pytest.mark.parametrize("options", [("--rule", "owner", "--weights", "math=0.5"), ()])
+@pytest.mark.parametrize("options", [("--rule", "evidence", "--weights", "math=0.5"), ()])
 def test_bench_measures_who_was_asked_for(cli: Cli, out: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     model = f"{out}" if options else f"{out}:math"
     sizes = ("--prompt", 8, "--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json")

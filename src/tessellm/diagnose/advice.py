@@ -1,62 +1,75 @@
-"""What to do, in words that follow from the numbers. Every sentence names who, how much and where."""
+"""What to do, in words that follow from the numbers: at most five findings, the gravest first.
+
+Each says what was seen, on which tokens, and what was measured to help or not to: no action is advised that was not
+tried on the texts, and what it loses is told with what it wins. Nothing is said that does not hold of the rule in use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from .certificate import Certificate
+from .changes import Effect
 from .interference import Interference, Pair
 from .rates import Rate, counted, percent
 
+MOST = 5  # findings
 WORTH_SAYING = 0.01  # share of tokens
 IDLE = 0.001
-EVERYWHERE = 0.5
 FEW_TEXTS = 9  # fewer say nothing about new ones (see rates.new_text_limit)
 NAMED = 5  # prompts that are listed
 LIKELY_RIGHT = 0.8  # share of texts predicted right, above which nothing is said
+ADDS_UP = "product"  # the rule that counts twice what two experts want
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding. `kind`: clean, contradict, repeat, crowd, idle, everywhere, rule, novel, stopping, unsure, few."""
+    """One finding. `kind`: clean, rule, novel, better, contradict, repeat, crowd, stopping, idle, unsure, few."""
 
     kind: str
     text: str
     experts: tuple[str, ...] = ()
     prompts: tuple[int, ...] = ()  # counted from 0
+    effect: Effect | None = None  # of what it advises
 
 
-def advise(
-    found: Interference,
-    proof: Certificate,
-    rule: str,
-    termination: str,
-    predicted: Rate,
-    loss: float,
-    weights: Sequence[float],
-) -> list[Advice]:
-    """The findings, the gravest first."""
-    trouble = [*about_pairs(found.pairs), *about_crowds(found.pairs), *about_rule(found, rule)]
-    if serious(found.stopping) and termination != "owner":
-        text = (
-            f"The members disagree about stopping on {found.stopping} of the tokens. Use termination: owner, so that "
-        )
-        trouble.append(Advice("stopping", text + "only the member that owns the run may end it."))
-    unsure = about_certainty(predicted, loss)
-    said = [
-        *(trouble or [clean(found, "" if unsure else " Nothing needs to be changed.")]),
-        *about_experts(found, weights),
-        *unsure,
-    ]
-    if len(proof.texts) < FEW_TEXTS:
-        given, are = counted(len(proof.texts), "text"), "is" if len(proof.texts) == 1 else "are"
-        text = f"{given} {are} too few to say anything about new ones. Give {FEW_TEXTS} prompts or more."
-        said.append(Advice("few", text))
-    return said
+@dataclass(frozen=True)
+class Judged:
+    """All that findings are made of."""
+
+    found: Interference
+    rule: str
+    weights: Sequence[float]
+    predicted: Rate
+    loss: float
+    texts: int
+    effects: tuple[Effect, ...]
+
+    def of(self, *kinds: str) -> list[Effect]:
+        """Return the effects of changes of these kinds, the best first."""
+        return sorted((each for each in self.effects if each.change.kind in kinds), key=lambda each: -each.gain)
+
+    def without(self, names: Sequence[str]) -> list[Effect]:
+        return [each for each in self.of("without") if each.change.without in names]
 
 
-def clean(found: Interference, conclusion: str) -> Advice:
+def advise(judged: Judged) -> list[Advice]:
+    """Return the findings, the gravest first."""
+    trouble = [*about_pairs(judged), *about_rule(judged), *about_stopping(judged)]
+    unsure, better = about_certainty(judged), about_better(judged, trouble)
+    said = trouble or [clean(judged, settled=not unsure and not better)]
+    said = [*said, *better, *about_experts(judged, said), *unsure]
+    few = about_number(judged.texts)
+    return [*said[: MOST - len(few)], *few]
+
+
+def clean(judged: Judged, settled: bool) -> Advice:
+    found = judged.found
+    tried = judged.of("rule", "weights")
+    conclusion = ""
+    if settled:
+        conclusion = " Nothing needs to be changed" + (f": {nothing_better(tried)}." if tried else ".")
     return Advice(
         "clean",
         f"These experts compose: they interfere on {found.interfering} of the tokens, and the composition says what "
@@ -64,38 +77,56 @@ def clean(found: Interference, conclusion: str) -> Advice:
     )
 
 
-def about_certainty(predicted: Rate, loss: float) -> list[Advice]:
-    """Texts that are likely to be wrong, though nobody quarrels: the members do not know themselves."""
-    if predicted.value >= LIKELY_RIGHT:
-        return []
-    text = (
-        f"Only {predicted} of these texts are predicted right; composing costs {percent(loss)}, the rest is the "
-        "members' own uncertainty. Look at the texts: if they are wrong, an expert is too weak, or its weight is."
-    )
-    return [Advice("unsure", text)]
-
-
 def serious(rate: Rate) -> bool:
     return rate.value > WORTH_SAYING and rate.low > 0
 
 
-def about_pairs(pairs: Sequence[Pair]) -> list[Advice]:
-    said = []
-    for pair in sorted(pairs, key=lambda pair: -pair.contradict.value - pair.repeat.value):
+def doubtful(found: Interference) -> list[str]:
+    """Name the experts that a composition may be better without, the most at odds with the others first."""
+    odds = dict.fromkeys(found.active, 0.0)
+    for pair in found.pairs:
+        for name in pair.experts:
+            odds[name] += pair.contradict.value + pair.repeat.value
+    return sorted((name for name, share in odds.items() if share > WORTH_SAYING), key=lambda name: -odds[name])
+
+
+def nothing_better(tried: Sequence[Effect]) -> str:
+    first, each = tried[0], "; ".join(each.short for each in tried)
+    return f"nothing that was tried is better ({first.unit} {first.number(fmean(first.before))}; {each})"
+
+
+def remedy(tried: Sequence[Effect], keep: str) -> tuple[str, Effect | None]:
+    """Say what to do: the best change if it helps, else that none does and what to keep."""
+    if not tried:
+        return "", None
+    best = tried[0]
+    if best.helps:
+        action = best.change.action
+        return f" {action[0].upper()}{action[1:]}: {best.unit} {best}.", best
+    return f" Keep {keep}: {nothing_better(tried)}.", None
+
+
+def about_pairs(judged: Judged) -> list[Advice]:
+    """Tell of each pair that contradicts itself, or, where the rule adds up, wants the same: whichever is more."""
+    adds_up = judged.rule == ADDS_UP
+    said: list[Advice] = []
+    pairs = sorted(judged.found.pairs, key=lambda pair: -pair.contradict.value - adds_up * pair.repeat.value)
+    crowd = crowded(pairs)
+    for pair in pairs:
         both = " and ".join(pair.experts)
-        if serious(pair.contradict):
-            text = (
-                f"{both} contradict each other on {pair.contradict} of the tokens{places(pair)}. Leave one of them out "
-                "where it is not needed, or lower its weight."
-            )
-            said.append(Advice("contradict", text, pair.experts, pair.texts))
-        if serious(pair.repeat):
-            text = (
-                f"{both} want the same on {pair.repeat} of the tokens{places(pair)}, and a rule that adds them up "
-                "counts it twice. Drop one of them, or give each half of its weight."
-            )
-            said.append(Advice("repeat", text, pair.experts, pair.texts))
-    return said
+        if serious(pair.contradict) and (not adds_up or pair.contradict.value >= pair.repeat.value):
+            if crowd in pair.experts:
+                if not any(each.kind == "crowd" for each in said):
+                    said.append(about_crowd(judged, crowd, [each for each in pairs if crowd in each.experts]))
+                continue
+            what = f"{both} contradict each other on {pair.contradict} of the tokens{places(pair)}."
+            cure, effect = remedy(judged.without(pair.experts), "both")
+            said.append(Advice("contradict", what + cure, pair.experts, pair.texts, effect))
+        elif adds_up and serious(pair.repeat):
+            what = f"{both} want the same on {pair.repeat} of the tokens{places(pair)}, and Eq. 2 counts it twice."
+            cure, effect = remedy(judged.without(pair.experts), "both")
+            said.append(Advice("repeat", what + cure, pair.experts, pair.texts, effect))
+    return said[:2]
 
 
 def places(pair: Pair) -> str:
@@ -107,56 +138,97 @@ def places(pair: Pair) -> str:
     return f" (prompt{plural} {numbers}; worst at {at})"
 
 
-def about_crowds(pairs: Sequence[Pair]) -> list[Advice]:
-    """An expert at odds with several others is the one to drop or to weaken."""
-    against: dict[str, list[Pair]] = {}
+def crowded(pairs: Sequence[Pair]) -> str:
+    """Name the expert that contradicts several others, and of those the one that does so most; "" if none does."""
+    against: dict[str, list[float]] = {}
     for pair in pairs:
         if serious(pair.contradict):
             for name in pair.experts:
-                against.setdefault(name, []).append(pair)
-    crowded = {name: theirs for name, theirs in against.items() if len(theirs) > 1}
-    if not crowded:
-        return []
-    worst = max(crowded, key=lambda name: sum(pair.contradict.value for pair in crowded[name]))
-    others = ", ".join(next(name for name in pair.experts if name != worst) for pair in crowded[worst])
-    text = f"{worst} is at odds with {others}: of all experts it contradicts the others most. Try without it first."
-    return [Advice("crowd", text, (worst,))]
+                against.setdefault(name, []).append(pair.contradict.value)
+    return max((name for name, theirs in against.items() if len(theirs) > 1), key=lambda n: sum(against[n]), default="")
 
 
-def about_rule(found: Interference, rule: str) -> list[Advice]:
-    said = []
-    if serious(found.interfering) and rule == "product":
-        text = (
-            f"The experts interfere on {found.interfering} of the tokens (mean |log Z| {found.log_z.value:.2f} nats), "
-            "and Eq. 2 multiplies all of it. Use rule: evidence, which lets one owner speak there."
-        )
-        said.append(Advice("rule", text))
+def about_crowd(judged: Judged, name: str, pairs: Sequence[Pair]) -> Advice:
+    """Tell of an expert at odds with several others."""
+    theirs = [pair for pair in pairs if serious(pair.contradict)]
+    others = ", ".join(f"{_other(pair, name)} on {percent(pair.contradict.value)}" for pair in theirs)
+    what = f"{name} contradicts {others} of the tokens{places(theirs[0])}: more than any other expert does."
+    cure, effect = remedy(judged.without([name]), name)
+    return Advice("crowd", what + cure, (name,), theirs[0].texts, effect)
+
+
+def _other(pair: Pair, name: str) -> str:
+    return pair.experts[1] if pair.experts[0] == name else pair.experts[0]
+
+
+def about_rule(judged: Judged) -> list[Advice]:
+    """Tell where the composition says what no member would, or Eq. 2 multiplies what interferes."""
+    found = judged.found
+    tried = judged.of("rule", "weights")
+    cure, effect = remedy(tried, f"rule: {judged.rule}")
     if serious(found.novel):
-        cure = "fewer experts, or lower weights, help" if rule == "evidence" else "use rule: evidence"
-        text = (
-            f"On {found.novel} of the tokens the composition prefers what no member would say. Unless features are "
-            f"blended (content and style, say), that is an error: {cure}."
+        what = (
+            f"On {found.novel} of the tokens the composition prefers what no member would say: an error, unless "
+            "features are blended (content and style, say)."
         )
-        said.append(Advice("novel", text))
-    return said
+        return [Advice("novel", what + cure, effect=effect)]
+    if serious(found.interfering) and judged.rule == ADDS_UP:
+        size = f"mean |log Z| {found.log_z.value:.2f} nats"
+        what = f"The experts interfere on {found.interfering} of the tokens ({size}), and Eq. 2 adds all of it up."
+        return [Advice("rule", what + cure, effect=effect)]
+    return []
 
 
-def about_experts(found: Interference, weights: Sequence[float]) -> list[Advice]:
-    said = []
-    for (name, rate), weight in zip(found.active.items(), weights, strict=True):
+def about_stopping(judged: Judged) -> list[Advice]:
+    return [
+        Advice(
+            "stopping",
+            f"The members disagree about stopping on {judged.found.stopping} of the tokens."
+            f" {effect.change.action[0].upper()}{effect.change.action[1:]}: {effect.unit} {effect}.",
+            effect=effect,
+        )
+        for effect in judged.of("stopping")
+        if effect.helps
+    ]
+
+
+def about_better(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
+    """Tell of a rule or weights that do better, though nothing is wrong with those in use, unless that was said."""
+    best = next(iter(judged.of("rule", "weights")), None)
+    if best is None or not best.helps or any(each.effect is best for each in said):
+        return []
+    cure, _ = remedy([best], "")
+    return [Advice("better", cure.strip(), effect=best)]
+
+
+def about_experts(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
+    found = []
+    for (name, rate), weight in zip(judged.found.active.items(), judged.weights, strict=True):
         if weight == 0:
             text = f"{name} has the weight 0: it says nothing, and costs a model. Give it a weight, or drop it."
-            said.append(Advice("idle", text, (name,)))
+            found.append(Advice("idle", text, (name,)))
         elif rate.value < IDLE:
             text = (
                 f"{name} changes nothing on these prompts: it is active on {rate} of the tokens, and costs a model. "
                 "Drop it, or ask what it is for."
             )
-            said.append(Advice("idle", text, (name,)))
-        elif rate.low > EVERYWHERE and len(found.active) > 1:
-            text = (
-                f"{name} differs from the base on {rate} of the tokens: more a style than a skill. A lower weight "
-                "leaves the others room."
-            )
-            said.append(Advice("everywhere", text, (name,)))
-    return said
+            found.append(Advice("idle", text, (name,)))
+    return found
+
+
+def about_certainty(judged: Judged) -> list[Advice]:
+    """Tell of texts that are likely to be wrong, though nobody quarrels: the members do not know themselves."""
+    if judged.predicted.value >= LIKELY_RIGHT:
+        return []
+    text = (
+        f"Only {judged.predicted} of these texts are predicted right; composing costs {percent(judged.loss)}, the rest "
+        "is the members' own uncertainty. Look at the texts: where they are wrong, an expert or its weight is too weak."
+    )
+    return [Advice("unsure", text)]
+
+
+def about_number(texts: int) -> list[Advice]:
+    if texts >= FEW_TEXTS:
+        return []
+    given, are = counted(texts, "text"), "is" if texts == 1 else "are"
+    return [Advice("few", f"{given} {are} too few to say anything about new ones. Give {FEW_TEXTS} prompts or more.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,15 +13,16 @@ from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..text.chat import Chat
 from ..text.options import TextOptions
-from ..text.prompts import encode_examples, encode_prompt, tokenizer_of
-from ..text.reference import left_padded, settings_of
-from .advice import Advice, advise
+from ..text.prompts import tokenizer_of
+from .advice import Advice, Judged, advise, doubtful, serious
 from .certificate import Certificate, certificate
+from .changes import Change, Effect, measure, other_ways
 from .interference import Interference, interference, rows_of
-from .prompts import Example, as_example, check_examples
+from .prompts import Example, as_example, check_examples, without_repeats
 from .rates import Rate, average
+from .reading import batches, traced
 from .score import chance_apart, chance_right
-from .trace import Trace, check_composition, finite, trace, trace_generation
+from .trace import Trace, check_composition, finite
 
 Progress = Callable[[int, int], None]
 """Called with how many texts are done, and of how many."""
@@ -89,14 +90,21 @@ def diagnose(
         raise PromptError(f"expected a list of prompts; got {type(prompts).__name__}")
     options = writing_options(**writing)
     given = [as_example(entry, f"prompt {number}") for number, entry in enumerate(prompts, 1)]
-    examples, skipped = check_examples(model, given, options, skip_malformed)
+    different, repeated = without_repeats(given) if options.temperature == 0 else (given, [])
+    examples, skipped = check_examples(model, different, options, skip_malformed)
     torch.manual_seed(options.seed)
     traces: list[Trace] = []
     for part in batches(examples, batch_size):
         traces += traced(model, part, options)
         if progress is not None:
             progress(len(traces), len(examples))
-    return conclude(model, examples, traces, skipped)
+    return conclude(
+        model,
+        examples,
+        traces,
+        [*repeated, *skipped],
+        lambda changes: measure(model, examples, traces, changes, options, batch_size),
+    )
 
 
 def writing_options(
@@ -107,44 +115,22 @@ def writing_options(
 
 
 def conclude(
-    model: ComposedForCausalLM, examples: Sequence[Example], traces: Sequence[Trace], skipped: Sequence[str] = ()
+    model: ComposedForCausalLM,
+    examples: Sequence[Example],
+    traces: Sequence[Trace],
+    skipped: Sequence[str],
+    measured: Callable[[list[Change]], list[Effect]],
 ) -> Diagnosis:
-    """From traces to findings."""
+    """From traces to findings; `measured` says what changes would do."""
     members = tuple(model.config.member_names)
     rows = rows_of(traces)
     found, proof = interference(rows, members, traces), certificate(rows, members)
     predicted = average(chance_right(rows), torch.arange(rows.texts), rows.texts)
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
-    advice = advise(found, proof, str(model.rule.name), model.config.termination, predicted, loss, model.config.weights)
+    stopping = serious(found.stopping) and model.config.termination != "owner"
+    effects = measured(other_ways(model, doubtful(found), stopping))
+    judged = Judged(found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, tuple(effects))
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
-        tuple(advice), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
+        tuple(advise(judged)), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
     )  # fmt: skip
-
-
-def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
-    """In order; prompts to be continued and texts to be read do not share a batch."""
-    part: list[Example] = []
-    for example in examples:
-        if part and (len(part) == size or (part[0].text is None) != (example.text is None)):
-            yield part
-            part = []
-        part.append(example)
-    yield part
-
-
-def traced(model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions) -> list[Trace]:
-    """One trace a text, without padding; the prompt's tokens are there but not scored."""
-    if examples[0].text is None:
-        rows = [encode_prompt(model, example.prompt, "the prompt", options.chat) for example in examples]
-        starts = [len(row) for row in rows]
-        ids_BT, mask_BT = left_padded(rows, model)
-        _, written = trace_generation(model, ids_BT, mask_BT, **settings_of(model, options))
-        mask_BT = torch.cat([mask_BT.bool().cpu(), written.scored[:, ids_BT.shape[1] :]], 1)
-    else:
-        encoded = encode_examples(model, [(example.prompt, example.text or "") for example in examples], options.chat)
-        starts = [start for _, start in encoded]
-        ids_BT, mask_BT = left_padded([row for row, _ in encoded], model)
-        written = trace(model, ids_BT, mask_BT)
-        mask_BT = mask_BT.bool().cpu()
-    return [written.text(number, mask_BT[number], start) for number, start in enumerate(starts)]

@@ -62,6 +62,18 @@ def read_examples(path: Path, skip_malformed: bool = False) -> tuple[list[Exampl
     return _kept(examples, problems, skip_malformed, str(path))
 
 
+def without_repeats(examples: Sequence[Example]) -> tuple[list[Example], list[str]]:
+    """Keep the first of equal examples, which say nothing new, and say which were left out."""
+    first: dict[tuple[str, str | None], Example] = {}
+    repeated: list[str] = []
+    for number, example in enumerate(examples, 1):
+        before = first.setdefault((example.prompt, example.text), example)
+        if before is not example:
+            where, there = example.where or f"prompt {number}", before.where or "an earlier one"
+            repeated.append(f"{where}: the same as {there}, counted once")
+    return list(first.values()), repeated
+
+
 def check_examples(
     model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions, skip_malformed: bool = False
 ) -> tuple[list[Example], list[str]]:

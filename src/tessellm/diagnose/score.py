@@ -23,8 +23,18 @@ LEAST = 1e-9
 
 def chance_right(rows: Rows) -> Tensor:
     """Of every text: [B]."""
+    return together(rows, _chance(rows))
+
+
+def chance_per_token(rows: Rows) -> Tensor:
+    """Of every text, the geometric mean over its tokens: [B]. Texts of other lengths can be compared by it."""
+    chance_R = _chance(rows)
+    return together(rows, chance_R) ** (1 / rows.sums(torch.ones_like(chance_R)).clamp_min(1))
+
+
+def _chance(rows: Rows) -> Tensor:
     sure_RN = sharpened(rows["logprob"], rows["top_logprobs"])
-    return together(rows, torch.minimum(support(rows, sure_RN), sure_RN[:, -1]))
+    return torch.minimum(support(rows, sure_RN), sure_RN[:, -1])
 
 
 def chance_apart(rows: Rows) -> Tensor:

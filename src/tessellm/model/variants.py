@@ -71,15 +71,18 @@ def in_place_of_all(model: ComposedForCausalLM, name: str, merged: PreTrainedMod
     return _single(model, entry, merged, model.alignments["base"])
 
 
-def with_rule(model: ComposedForCausalLM, rule: str, weights: Sequence[float] | None = None) -> ComposedForCausalLM:
-    """Put the same members under another rule, which stops as suits it, or other weights; else return the model."""
+def with_rule(
+    model: ComposedForCausalLM, rule: str, weights: Sequence[float] | None = None, termination: str | None = None
+) -> ComposedForCausalLM:
+    """Put the same members under another rule, which stops as suits it unless `termination` says otherwise, or other
+    weights; return the model itself where nothing differs."""
     own = model.config.rule["name"] == rule
-    if own and (weights is None or tuple(weights) == model.config.weights):
+    if own and termination is None and (weights is None or tuple(weights) == model.config.weights):
         return model
     members = {name: model.member(name) for name in model.members}
     config = cast(ComposedConfig, copy.deepcopy(model.config))
     other = _dressed(ComposedForCausalLM(config, members, model.alignments, model.rule.rule), model)
-    other.set_rule(None if own else rule, weights)
+    other.set_rule(None if own else rule, weights, termination)
     return other
 
 
