@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    DynamicCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import tessellm
-from tessellm.errors import RecipeError
+from tessellm.errors import MemberError, RecipeError
 from tessellm.rules import BaseRule
 
 from conftest import CONTEXT, build_model, character_tokenizer, logits, save_member
@@ -188,3 +195,15 @@ def test_a_rule_of_ones_own_runs_but_is_not_saved(members_dir: Path, tmp_path: P
         model.save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert RecipeError.__mro__[1] is tessellm.TessellmError
+
+
+def test_a_window_of_one_token_is_refused() -> None:
+    """Transformers decodes something else with a cache than without: if this fails, it was mended, and so can we."""
+    base = build_model("gemma2", 0, sliding_window=1)
+    ids, cache = torch.tensor([[5, 6, 7, 8, 9]]), DynamicCache(config=base.config)
+    with torch.no_grad():
+        stepped = torch.cat([base(ids[:, t : t + 1], past_key_values=cache).logits for t in range(5)], 1)
+        assert not torch.allclose(base(ids).logits, stepped, atol=1e-2)
+    with pytest.raises(MemberError, match="member 'base' has a sliding window of one token"):
+        tessellm.compose(base, {"math": build_model("gemma2", 1, sliding_window=1)})
+    tessellm.compose(build_model("gemma2", 0, sliding_window=2), {"math": build_model("gemma2", 1, sliding_window=2)})

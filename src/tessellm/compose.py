@@ -202,6 +202,19 @@ def _check_forward(member: Member) -> None:
             f"member {member.name!r}: {type(member.model).__name__} cannot be composed: it is no decoder-only "
             f"language model with a key-value cache{lacking}"
         )
+    _check_window(member)
+
+
+def _check_window(member: Member) -> None:
+    """Refuse a sliding window of one token, for which transformers' cache keeps all tokens (keys[-1 + 1 :]): with a
+    cache such a model writes something else than without."""
+    config = _text_config(member)
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if sliding and getattr(config, "sliding_window", None) == 1:
+        raise MemberError(
+            f"member {member.name!r} has a sliding window of one token, with which transformers decodes wrongly: its "
+            "cache keeps all tokens. Expected sliding_window of 2 or more in its config.json"
+        )
 
 
 def context_of(model: Any) -> int:

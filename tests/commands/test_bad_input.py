@@ -202,6 +202,12 @@ BAD: dict[str, Case] = {
     "texts without prompts in a chat": Case(
         prompts("hi", "dev.txt"), "tune done dev.txt --chat", ("text 1 has no prompt", "Give one")
     ),
+    "a block size that no kernel of vLLM's takes": Case(
+        nothing,
+        "serve done --engine vllm -- --block-size 7",
+        ("--block-size: expected tokens per block in multiples of 16; got 7",),
+    ),
+    "the same in one word": Case(nothing, "serve done --engine vllm -- --block_size=0", ("multiples of 16; got 0",)),
     "chat template cut off": Case(
         lambda folder: (folder / "done" / "chat_template.jinja").write_text("{% for m in"),
         "generate done hi --chat",

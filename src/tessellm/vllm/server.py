@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
             f"vLLM serves a composition's folder, and {model} is a recipe. Make one first: tessellm compose {model} "
             "-o FOLDER"
         )
+    check_block_size(extra)
     settings = Settings(host=host, port=port, api_key=api_key)
     with bound(settings) as listening:  # if the port is taken, that is said at once
         port = listening.getsockname()[1]
@@ -52,6 +54,14 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
         main()
     except ValueError as error:  # what its options are checked with, pydantic's too; later errors have other types
         raise EngineError(f"vLLM cannot start: {_reason(error)}. Its options are those after --") from error
+
+
+def check_block_size(extra: Sequence[str]) -> None:
+    """Refuse a block size that no attention kernel takes: vLLM itself says so late, and in a process of its own."""
+    words = [word for argument in extra for word in argument.split("=", 1)]
+    for name, size in itertools.pairwise(words):
+        if name.replace("_", "-") == "--block-size" and not (size.isdigit() and int(size) and int(size) % 16 == 0):
+            raise EngineError(f"--block-size: expected tokens per block in multiples of 16; got {size}")
 
 
 def _reason(error: ValueError) -> str:
