@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.diagnose.advice import MOST, Judged, advise
+from tessellm.diagnose.advice import MOST, Symptoms, advise
 from tessellm.diagnose.changes import Change, Effect, likelihoods, other_ways
 from tessellm.diagnose.interference import Interference, Pair
 from tessellm.diagnose.rates import Rate
@@ -45,7 +45,7 @@ def test_at_most_five_findings_whatever_is_wrong(rule: str) -> None:
     effects = (effect("rule", (0.5, -0.1), rule="belief"), effect("without", (0.2, 0.2), without="a"))
     effects += (effect("stopping", (0.3, 0.3), termination="owner"),)
     unsure = Rate(0.1, 0.0, 0.2)
-    said = advise(Judged(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, effects))
+    said = advise(Symptoms(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, effects))
     assert len(said) == MOST
     assert said[-1].kind == "few"
     assert ("counts it twice" in " ".join(each.text for each in said)) <= (rule == "product")
@@ -67,7 +67,7 @@ def test_no_action_is_advised_that_does_not_help() -> None:
         effect("rule", (-0.5,), action="use rule: belief"),
         effect("without", (-0.2,), action="leave out a", without="a"),
     )
-    said = advise(Judged(found, "product", (1.0, 1.0), Rate(1, 1, 1), 0.0, 12, effects))
+    said = advise(Symptoms(found, "product", (1.0, 1.0), Rate(1, 1, 1), 0.0, 12, effects))
     assert all(each.effect is None for each in said)
     assert (
         "Keep both: nothing that was tried is better (log-likelihood per token −1.00; leave out a: −1.20)"

@@ -35,7 +35,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Symptoms:
     """All that findings are made of."""
 
     found: Interference
@@ -54,7 +54,7 @@ class Judged:
         return [each for each in self.of("without") if each.change.without in names]
 
 
-def advise(judged: Judged) -> list[Advice]:
+def advise(judged: Symptoms) -> list[Advice]:
     """Return the findings, the gravest first."""
     trouble = [*about_pairs(judged), *about_rule(judged), *about_stopping(judged)]
     unsure, better = about_certainty(judged), about_better(judged, trouble)
@@ -64,7 +64,7 @@ def advise(judged: Judged) -> list[Advice]:
     return [*said[: MOST - len(few)], *few]
 
 
-def clean(judged: Judged, settled: bool) -> Advice:
+def clean(judged: Symptoms, settled: bool) -> Advice:
     found = judged.found
     tried = judged.of("rule", "weights")
     conclusion = ""
@@ -106,7 +106,7 @@ def remedy(tried: Sequence[Effect], keep: str) -> tuple[str, Effect | None]:
     return f" Keep {keep}: {nothing_better(tried)}.", None
 
 
-def about_pairs(judged: Judged) -> list[Advice]:
+def about_pairs(judged: Symptoms) -> list[Advice]:
     """Tell of each pair that contradicts itself, or, where the rule adds up, wants the same: whichever is more."""
     adds_up = judged.rule == ADDS_UP
     said: list[Advice] = []
@@ -148,7 +148,7 @@ def crowded(pairs: Sequence[Pair]) -> str:
     return max((name for name, theirs in against.items() if len(theirs) > 1), key=lambda n: sum(against[n]), default="")
 
 
-def about_crowd(judged: Judged, name: str, pairs: Sequence[Pair]) -> Advice:
+def about_crowd(judged: Symptoms, name: str, pairs: Sequence[Pair]) -> Advice:
     """Tell of an expert at odds with several others."""
     theirs = [pair for pair in pairs if serious(pair.contradict)]
     others = ", ".join(f"{_other(pair, name)} on {percent(pair.contradict.value)}" for pair in theirs)
@@ -161,7 +161,7 @@ def _other(pair: Pair, name: str) -> str:
     return pair.experts[1] if pair.experts[0] == name else pair.experts[0]
 
 
-def about_rule(judged: Judged) -> list[Advice]:
+def about_rule(judged: Symptoms) -> list[Advice]:
     """Tell where the composition says what no member would, or Eq. 2 multiplies what interferes."""
     found = judged.found
     tried = judged.of("rule", "weights")
@@ -179,7 +179,7 @@ def about_rule(judged: Judged) -> list[Advice]:
     return []
 
 
-def about_stopping(judged: Judged) -> list[Advice]:
+def about_stopping(judged: Symptoms) -> list[Advice]:
     return [
         Advice(
             "stopping",
@@ -192,7 +192,7 @@ def about_stopping(judged: Judged) -> list[Advice]:
     ]
 
 
-def about_better(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
+def about_better(judged: Symptoms, said: Sequence[Advice]) -> list[Advice]:
     """Tell of a rule or weights that do better, though nothing is wrong with those in use, unless that was said."""
     best = next(iter(judged.of("rule", "weights")), None)
     if best is None or not best.helps or any(each.effect is best for each in said):
@@ -201,7 +201,7 @@ def about_better(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
     return [Advice("better", cure.strip(), effect=best)]
 
 
-def about_experts(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
+def about_experts(judged: Symptoms, said: Sequence[Advice]) -> list[Advice]:
     found = []
     for (name, rate), weight in zip(judged.found.active.items(), judged.weights, strict=True):
         if weight == 0:
@@ -216,7 +216,7 @@ def about_experts(judged: Judged, said: Sequence[Advice]) -> list[Advice]:
     return found
 
 
-def about_certainty(judged: Judged) -> list[Advice]:
+def about_certainty(judged: Symptoms) -> list[Advice]:
     """Tell of texts that are likely to be wrong, though nobody quarrels: the members do not know themselves."""
     if judged.predicted.value >= LIKELY_RIGHT:
         return []

@@ -30,6 +30,7 @@ from .score import chance_per_token
 from .trace import Trace
 
 MOST_WRITTEN = 4  # changes under which texts are written anew
+MOST_LEFT_OUT = 2  # experts without which the composition is tried
 LEAST_NATS, LEAST_CHANCE = 0.02, 0.01  # per token: less is noise
 
 
@@ -111,7 +112,7 @@ def other_ways(model: ComposedForCausalLM, doubtful: Sequence[str], stopping: bo
     own, experts, weights = str(model.rule.name), model.config.member_names[1:], model.config.weights
     rules = [Change("rule", f"use rule: {name}", rule=name) for name in RULES if name != own]
     without, equal, count = [], [], len(experts)
-    for name in doubtful if count > 1 else ():
+    for name in doubtful[:MOST_LEFT_OUT] if count > 1 else ():
         left = tuple(0.0 if expert == name else weight for expert, weight in zip(experts, weights, strict=True))
         if left != weights:
             without.append(Change("without", f"leave out {name}", weights=left, without=name))
@@ -190,9 +191,21 @@ def likelihoods(model: ComposedForCausalLM, traces: Sequence[Trace], rules: Sequ
         )
         next_BT1, counted_BT = ids_BT[:, start + 1 : stop + 1, None], scored_BT[:, start + 1 : stop + 1].bool()
         for number, rule in enumerate(rules):
+            if not rule.window:  # it needs none but the rows that are asked about
+                total_CB[number] += _without_state(rule, output.member_logprobs, next_BT1[..., 0], counted_BT)
+                continue
             logp_BTV, states[number] = rule(
                 output.member_logprobs, tokens_BT, mask_BT[:, start:stop].bool(), states[number]
             )
             logp_BT = logp_BTV.gather(-1, next_BT1)[..., 0].double().masked_fill(~counted_BT, 0.0)
             total_CB[number] += logp_BT.sum(1).cpu()
     return total_CB / scored_BT.sum(1).cpu()
+
+
+def _without_state(rule: ComposedRule, logp_MBTV: Tensor, next_BT: Tensor, counted_BT: Tensor) -> Tensor:
+    """Sum the log-probabilities of the tokens that count under a rule that remembers nothing: [B]."""
+    logp_MRV, next_R = logp_MBTV[:, counted_BT], next_BT[counted_BT]
+    logp_RV = rule(logp_MRV[:, None], next_R[None], torch.ones_like(next_R[None], dtype=torch.bool), None)[0][0]
+    found_BT = torch.zeros(counted_BT.shape, dtype=torch.float64, device=counted_BT.device)
+    found_BT[counted_BT] = logp_RV.gather(-1, next_R[:, None])[:, 0].double()
+    return found_BT.sum(1).cpu()

@@ -14,7 +14,7 @@ from ..model import ComposedForCausalLM
 from ..text.chat import Chat
 from ..text.options import TextOptions
 from ..text.prompts import tokenizer_of
-from .advice import Advice, Judged, advise, doubtful, serious
+from .advice import Advice, Symptoms, advise, doubtful, serious
 from .certificate import Certificate, certificate
 from .changes import Change, Effect, measure, other_ways
 from .interference import Interference, interference, rows_of
@@ -129,7 +129,7 @@ def conclude(
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
     stopping = serious(found.stopping) and model.config.termination != "owner"
     effects = measured(other_ways(model, doubtful(found), stopping))
-    judged = Judged(found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, tuple(effects))
+    judged = Symptoms(found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, tuple(effects))
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
         tuple(advise(judged)), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
