@@ -45,7 +45,7 @@ def test_at_most_five_findings_whatever_is_wrong(rule: str) -> None:
     effects = (effect("rule", (0.5, -0.1), rule="belief"), effect("without", (0.2, 0.2), without="a"))
     effects += (effect("stopping", (0.3, 0.3), termination="owner"),)
     unsure = Rate(0.1, 0.0, 0.2)
-    said = advise(Symptoms(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, effects))
+    said = advise(Symptoms(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, True, effects))
     assert len(said) == MOST
     assert said[-1].kind == "few"
     assert ("counts it twice" in " ".join(each.text for each in said)) <= (rule == "product")
@@ -67,13 +67,29 @@ def test_no_action_is_advised_that_does_not_help() -> None:
         effect("rule", (-0.5,), action="use rule: belief"),
         effect("without", (-0.2,), action="leave out a", without="a"),
     )
-    said = advise(Symptoms(found, "product", (1.0, 1.0), Rate(1, 1, 1), 0.0, 12, effects))
+    said = advise(Symptoms(found, "product", (1.0, 1.0), Rate(1, 1, 1), 0.0, 12, False, effects))
     assert all(each.effect is None for each in said)
     assert (
         "Keep both: nothing that was tried is better (log-likelihood per token −1.00; leave out a: −1.20)"
         in said[0].text
     )
     assert "Keep rule: product: nothing that was tried is better" in said[1].text
+
+
+def test_what_helps_most_comes_first() -> None:
+    """And nothing is said of how likely a text is right that was given: it need not be what would be written."""
+    found = everything_wrong(("a", "b"))
+    effects = (
+        effect("rule", (0.6,), action="use rule: belief"),
+        effect("without", (0.3,), action="leave out a", without="a"),
+    )
+    said = advise(Symptoms(found, "product", (1.0, 1.0), Rate(0, 0, 0), 0.0, 12, False, effects))
+    assert [each.kind for each in said[:2]] == ["novel", "contradict"]
+    assert [each.effect.gain for each in said[:2] if each.effect] == pytest.approx([0.6, 0.3])
+    assert "unsure" not in [each.kind for each in said]
+    assert "unsure" in [
+        each.kind for each in advise(Symptoms(found, "product", (1.0, 1.0), Rate(0, 0, 0), 0.0, 12, True, effects))
+    ]
 
 
 def test_other_ways_are_those_that_differ() -> None:

@@ -25,7 +25,7 @@ ADDS_UP = "product"  # the rule that counts twice what two experts want
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding. `kind`: clean, rule, novel, better, contradict, repeat, crowd, stopping, idle, unsure, few."""
+    """One finding. `kind`: clean, rule, novel, better, kept, contradict, repeat, crowd, stopping, idle, unsure, few."""
 
     kind: str
     text: str
@@ -44,6 +44,7 @@ class Symptoms:
     predicted: Rate
     loss: float
     texts: int
+    written: bool  # by the composition, rather than given
     effects: tuple[Effect, ...]
 
     def of(self, *kinds: str) -> list[Effect]:
@@ -54,19 +55,20 @@ class Symptoms:
         return [each for each in self.of("without") if each.change.without in names]
 
 
-def advise(judged: Symptoms) -> list[Advice]:
-    """Return the findings, the gravest first."""
-    trouble = [*about_pairs(judged), *about_rule(judged), *about_stopping(judged)]
-    unsure, better = about_certainty(judged), about_better(judged, trouble)
-    said = trouble or [clean(judged, settled=not unsure and not better)]
-    said = [*said, *better, *about_experts(judged, said), *unsure]
-    few = about_number(judged.texts)
+def advise(symptoms: Symptoms) -> list[Advice]:
+    """Return the findings: what helps most first, then the gravest."""
+    trouble = [*about_pairs(symptoms), *about_rule(symptoms), *about_stopping(symptoms)]
+    trouble.sort(key=lambda each: -round(each.effect.gain, 1) if each.effect else 0.0)
+    unsure, better = about_certainty(symptoms), about_better(symptoms, trouble)
+    said = trouble or [clean(symptoms, settled=not unsure and not better)]
+    said = [*said, *better, *about_experts(symptoms), *unsure]
+    few = about_number(symptoms.texts)
     return [*said[: MOST - len(few)], *few]
 
 
-def clean(judged: Symptoms, settled: bool) -> Advice:
-    found = judged.found
-    tried = judged.of("rule", "weights")
+def clean(symptoms: Symptoms, settled: bool) -> Advice:
+    found = symptoms.found
+    tried = symptoms.of("rule", "weights")
     conclusion = ""
     if settled:
         conclusion = " Nothing needs to be changed" + (f": {nothing_better(tried)}." if tried else ".")
@@ -87,7 +89,9 @@ def doubtful(found: Interference) -> list[str]:
     for pair in found.pairs:
         for name in pair.experts:
             odds[name] += pair.contradict.value + pair.repeat.value
-    return sorted((name for name, share in odds.items() if share > WORTH_SAYING), key=lambda name: -odds[name])
+    crowd = crowded(found.pairs)
+    at_odds = (name for name, share in odds.items() if share > WORTH_SAYING)
+    return sorted(at_odds, key=lambda name: (name != crowd, -odds[name]))
 
 
 def nothing_better(tried: Sequence[Effect]) -> str:
@@ -106,25 +110,25 @@ def remedy(tried: Sequence[Effect], keep: str) -> tuple[str, Effect | None]:
     return f" Keep {keep}: {nothing_better(tried)}.", None
 
 
-def about_pairs(judged: Symptoms) -> list[Advice]:
+def about_pairs(symptoms: Symptoms) -> list[Advice]:
     """Tell of each pair that contradicts itself, or, where the rule adds up, wants the same: whichever is more."""
-    adds_up = judged.rule == ADDS_UP
+    adds_up = symptoms.rule == ADDS_UP
     said: list[Advice] = []
-    pairs = sorted(judged.found.pairs, key=lambda pair: -pair.contradict.value - adds_up * pair.repeat.value)
+    pairs = sorted(symptoms.found.pairs, key=lambda pair: -pair.contradict.value - adds_up * pair.repeat.value)
     crowd = crowded(pairs)
     for pair in pairs:
         both = " and ".join(pair.experts)
         if serious(pair.contradict) and (not adds_up or pair.contradict.value >= pair.repeat.value):
             if crowd in pair.experts:
                 if not any(each.kind == "crowd" for each in said):
-                    said.append(about_crowd(judged, crowd, [each for each in pairs if crowd in each.experts]))
+                    said.append(about_crowd(symptoms, crowd, [each for each in pairs if crowd in each.experts]))
                 continue
             what = f"{both} contradict each other on {pair.contradict} of the tokens{places(pair)}."
-            cure, effect = remedy(judged.without(pair.experts), "both")
+            cure, effect = remedy(symptoms.without(pair.experts), "both")
             said.append(Advice("contradict", what + cure, pair.experts, pair.texts, effect))
         elif adds_up and serious(pair.repeat):
             what = f"{both} want the same on {pair.repeat} of the tokens{places(pair)}, and Eq. 2 counts it twice."
-            cure, effect = remedy(judged.without(pair.experts), "both")
+            cure, effect = remedy(symptoms.without(pair.experts), "both")
             said.append(Advice("repeat", what + cure, pair.experts, pair.texts, effect))
     return said[:2]
 
@@ -148,12 +152,12 @@ def crowded(pairs: Sequence[Pair]) -> str:
     return max((name for name, theirs in against.items() if len(theirs) > 1), key=lambda n: sum(against[n]), default="")
 
 
-def about_crowd(judged: Symptoms, name: str, pairs: Sequence[Pair]) -> Advice:
+def about_crowd(symptoms: Symptoms, name: str, pairs: Sequence[Pair]) -> Advice:
     """Tell of an expert at odds with several others."""
     theirs = [pair for pair in pairs if serious(pair.contradict)]
     others = ", ".join(f"{_other(pair, name)} on {percent(pair.contradict.value)}" for pair in theirs)
     what = f"{name} contradicts {others} of the tokens{places(theirs[0])}: more than any other expert does."
-    cure, effect = remedy(judged.without([name]), name)
+    cure, effect = remedy(symptoms.without([name]), name)
     return Advice("crowd", what + cure, (name,), theirs[0].texts, effect)
 
 
@@ -161,49 +165,49 @@ def _other(pair: Pair, name: str) -> str:
     return pair.experts[1] if pair.experts[0] == name else pair.experts[0]
 
 
-def about_rule(judged: Symptoms) -> list[Advice]:
+def about_rule(symptoms: Symptoms) -> list[Advice]:
     """Tell where the composition says what no member would, or Eq. 2 multiplies what interferes."""
-    found = judged.found
-    tried = judged.of("rule", "weights")
-    cure, effect = remedy(tried, f"rule: {judged.rule}")
+    found = symptoms.found
+    tried = symptoms.of("rule", "weights")
+    cure, effect = remedy(tried, f"rule: {symptoms.rule}")
     if serious(found.novel):
         what = (
             f"On {found.novel} of the tokens the composition prefers what no member would say: an error, unless "
             "features are blended (content and style, say)."
         )
         return [Advice("novel", what + cure, effect=effect)]
-    if serious(found.interfering) and judged.rule == ADDS_UP:
+    if serious(found.interfering) and symptoms.rule == ADDS_UP:
         size = f"mean |log Z| {found.log_z.value:.2f} nats"
         what = f"The experts interfere on {found.interfering} of the tokens ({size}), and Eq. 2 adds all of it up."
         return [Advice("rule", what + cure, effect=effect)]
     return []
 
 
-def about_stopping(judged: Symptoms) -> list[Advice]:
+def about_stopping(symptoms: Symptoms) -> list[Advice]:
     return [
         Advice(
             "stopping",
-            f"The members disagree about stopping on {judged.found.stopping} of the tokens."
+            f"The members disagree about stopping on {symptoms.found.stopping} of the tokens."
             f" {effect.change.action[0].upper()}{effect.change.action[1:]}: {effect.unit} {effect}.",
             effect=effect,
         )
-        for effect in judged.of("stopping")
+        for effect in symptoms.of("stopping")
         if effect.helps
     ]
 
 
-def about_better(judged: Symptoms, said: Sequence[Advice]) -> list[Advice]:
-    """Tell of a rule or weights that do better, though nothing is wrong with those in use, unless that was said."""
-    best = next(iter(judged.of("rule", "weights")), None)
-    if best is None or not best.helps or any(each.effect is best for each in said):
+def about_better(symptoms: Symptoms, said: Sequence[Advice]) -> list[Advice]:
+    """Tell of a rule or weights that do better, or that none does, unless that was said."""
+    tried = symptoms.of("rule", "weights")
+    if not tried or any(each.kind in ("rule", "novel") for each in said) or not (said or tried[0].helps):
         return []
-    cure, _ = remedy([best], "")
-    return [Advice("better", cure.strip(), effect=best)]
+    cure, effect = remedy(tried, f"rule: {symptoms.rule}")
+    return [Advice("better" if effect else "kept", cure.strip(), effect=effect)]
 
 
-def about_experts(judged: Symptoms, said: Sequence[Advice]) -> list[Advice]:
+def about_experts(symptoms: Symptoms) -> list[Advice]:
     found = []
-    for (name, rate), weight in zip(judged.found.active.items(), judged.weights, strict=True):
+    for (name, rate), weight in zip(symptoms.found.active.items(), symptoms.weights, strict=True):
         if weight == 0:
             text = f"{name} has the weight 0: it says nothing, and costs a model. Give it a weight, or drop it."
             found.append(Advice("idle", text, (name,)))
@@ -216,13 +220,13 @@ def about_experts(judged: Symptoms, said: Sequence[Advice]) -> list[Advice]:
     return found
 
 
-def about_certainty(judged: Symptoms) -> list[Advice]:
+def about_certainty(symptoms: Symptoms) -> list[Advice]:
     """Tell of texts that are likely to be wrong, though nobody quarrels: the members do not know themselves."""
-    if judged.predicted.value >= LIKELY_RIGHT:
+    if symptoms.predicted.value >= LIKELY_RIGHT or not symptoms.written:
         return []
     text = (
-        f"Only {judged.predicted} of these texts are predicted right; composing costs {percent(judged.loss)}, the rest "
-        "is the members' own uncertainty. Look at the texts: where they are wrong, an expert or its weight is too weak."
+        f"Only {symptoms.predicted} of these texts are predicted right; composing costs {percent(symptoms.loss)}, the "
+        "rest is the members' own uncertainty. Look at the texts: where they err, an expert or its weight is too weak."
     )
     return [Advice("unsure", text)]
 

@@ -30,7 +30,7 @@ from .score import chance_per_token
 from .trace import Trace
 
 MOST_WRITTEN = 4  # changes under which texts are written anew
-MOST_LEFT_OUT = 2  # experts without which the composition is tried
+MOST_LEFT_OUT = 3  # experts without which the composition is tried
 LEAST_NATS, LEAST_CHANCE = 0.02, 0.01  # per token: less is noise
 
 

@@ -128,9 +128,12 @@ def conclude(
     predicted = average(chance_right(rows), torch.arange(rows.texts), rows.texts)
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
     stopping = serious(found.stopping) and model.config.termination != "owner"
+    written = any(example.text is None for example in examples)
     effects = measured(other_ways(model, doubtful(found), stopping))
-    judged = Symptoms(found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, tuple(effects))
+    symptoms = Symptoms(
+        found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, written, tuple(effects)
+    )
     return Diagnosis(
         members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
-        tuple(advise(judged)), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
+        tuple(advise(symptoms)), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
     )  # fmt: skip
