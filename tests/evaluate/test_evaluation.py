@@ -220,9 +220,9 @@ def test_a_journal_of_another_version_is_named(cli: Any, recipe: Path, tmp_path:
 
 
 def test_weights_that_no_composition_takes_are_refused_first(cli: Any, recipe: Path, tmp_path: Path) -> None:
-    ran = cli("tune", recipe, "--tasks", "gsm8k", "--data", DATA, "--weights", "1,1e30", "-o", tmp_path / "out")
+    ran = cli("tune", recipe, "--tasks", "gsm8k", "--data", DATA, "--try-weights", "1,1e30", "-o", tmp_path / "out")
     assert ran.code == 2
-    assert "--weights: expected numbers within ±1,000,000" in ran.err
+    assert "--try-weights: expected numbers within ±1,000,000" in ran.err
     assert not (tmp_path / "out").exists()
 
 

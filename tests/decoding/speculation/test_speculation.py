@@ -172,7 +172,6 @@ def test_the_command(cli: Any, members_dir: Path, tmp_path: Path) -> None:
         (("members",), "expected draft='lookup' or 'member:NAME'; got 'members'"),
         (("member:maths",), "no member 'maths' to draft; did you mean 'math'?"),
         (("lookup", "--engine", "reference"), "leave out --speculate or --engine reference"),
-        (("lookup", "--trace"), "leave out --speculate or --trace"),
     ):
         ran = cli(*asked, "--speculate", *wrong)
         assert (ran.code, ran.out) == (2, "")

@@ -66,7 +66,7 @@ def test_files(demo: SimpleNamespace) -> None:
 def test_the_report_is_of_this_composition(demo: SimpleNamespace) -> None:
     found, page = demo.report["diagnosis"], (demo.out / "report.html").read_text(encoding="utf-8")
     assert found["members"] == list(MEMBERS)
-    assert found["texts"] == 32
+    assert found["texts"] == 31  # of 32, two are the same
     assert found["clean"]
     assert found["predicted"]["value"] > 0.95
     assert found["certificate"]["holds"]
