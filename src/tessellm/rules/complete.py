@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .equation import tilt, working_dtype
 from .protocol import Explained, Explanation, Rule, Weights
-from .table import DEFAULT, RULES, WITHOUT_CHAT, default_termination
+from .table import RULES, default_termination, without_model
 from .termination import READ, Ends, as_event, check_policy, decide, ends_of, release
 
 RuleLike = str | Mapping[str, Any] | Rule  # a name, a mapping with `name` and parameters, or an object
@@ -196,8 +196,7 @@ def _taken_apart(rule: RuleLike) -> tuple[Rule, Weights | None]:
         rule = {"name": rule}
     if isinstance(rule, Mapping):
         parameters = dict(rule)
-        name, weights = parameters.pop("name"), parameters.pop("weights", None)
-        name = WITHOUT_CHAT if name == DEFAULT else name
+        name, weights = without_model(parameters.pop("name")), parameters.pop("weights", None)
         if name not in RULES:
             raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
         return RULES[name].make(**parameters), weights

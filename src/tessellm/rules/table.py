@@ -39,7 +39,12 @@ RULES: dict[str, RuleEntry] = {
 }
 
 
+def without_model(name: str) -> str:
+    """The rule that a name stands for where no model is there to choose the default."""
+    return WITHOUT_CHAT if name == DEFAULT else name
+
+
 def default_termination(name: str) -> str:
     """Who may stop, where the user does not say."""
-    name = WITHOUT_CHAT if name == DEFAULT else name
+    name = without_model(name)
     return RULES[name].termination if name in RULES else "rule"
