@@ -70,6 +70,11 @@ class MissingExtraError(TessellmError):
     pass
 
 
+def first_line(error: Exception) -> str:
+    """Tell an error of somebody else's in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known word and lists the rest: `did you mean 'base'? Known: base, rule`."""
     known = sorted(known)

@@ -24,7 +24,7 @@ SMALL = {"model": "tiny", "prompt": "a", "max_tokens": 2}
 def test_a_key_is_needed_where_there_is_something_to_see(locked: Running) -> None:
     """The key has a letter that is no ASCII, and stands in the environment with a new line behind it."""
     with httpx.Client(base_url=locked.url, timeout=PATIENCE) as stranger:
-        assert [stranger.get(path).status_code for path in ("/health", "/ready", "/", "/play.js")] == [200] * 4
+        assert [stranger.get(path).status_code for path in ("/health", "/health/ready", "/", "/play.js")] == [200] * 4
         for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
             answer = stranger.get(path)
             assert answer.status_code == 401, path
@@ -164,7 +164,14 @@ def test_hosts_are_checked_wherever_it_listens(composed: tuple[Any, Path], tmp_p
 
 
 def test_head_is_get_without_a_body(server: Running) -> None:
-    for path, status in {"/health": 200, "/ready": 200, "/": 200, "/v1/models": 200, "/v1/completions": 405}.items():
+    for path, status in {
+        "/health": 200,
+        "/ready": 200,
+        "/health/ready": 200,
+        "/": 200,
+        "/v1/models": 200,
+        "/v1/completions": 405,
+    }.items():
         answer = server.http.head(path)
         assert (answer.status_code, answer.content) == (status, b"")
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are
 def test_everyone_gets_the_text_that_the_engine_writes_alone(server: Running, expected: list[str]) -> None:
     assert all_at_once(server) == expected
     server.wait_until_idle()
+    assert "tessellm_late_preparations_total 0\n" in server.get("/metrics").text
 
 
 def test_clients_that_hang_up_free_their_slots(server: Running, expected: list[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
 from .buffers import RuleStates, SlotBuffers
+from .cuda.kernel_cache import keep_kernels
 from .members.groups import Members, make_groups, stacks_fine_tunes
 from .passes import RuleRunner, Workspace, combine, decide
 from .self_check import check, refuse_unknown
@@ -25,6 +26,8 @@ def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bo
     if getattr(model, "hf_device_map", None):
         raise FastPathError("the fast path needs all members on one device; these are on several")
     refuse_unknown(model)
+    if model.device.type == "cuda":
+        keep_kernels()
     try:
         if stacks_fine_tunes(model):
             with contextlib.suppress(EngineError):

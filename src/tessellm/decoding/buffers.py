@@ -71,9 +71,13 @@ class SlotBuffers:
                 buffer[slot] = getattr(sampling, name)
         self.asked[slot] = sampling
         if sampling.choice is TokenChoice.PENALISED:
-            if not self.counts:
-                self.counts.append(self.logprob_S.new_zeros(len(self.logprob_S), vocabulary))
+            self.count_tokens(vocabulary)
             self.counts[0][slot] = 0.0
+
+    def count_tokens(self, vocabulary: int) -> None:
+        """Make room for counts of what was written."""
+        if not self.counts:
+            self.counts.append(self.logprob_S.new_zeros(len(self.logprob_S), vocabulary))
 
     def leave(self, slot: int) -> None:
         self.position_S[slot] = -1

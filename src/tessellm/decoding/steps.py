@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class Steps:
     def __init__(self, work: Workspace, context: int):
         self.work, self.context = work, context
         self.prepared_seconds = 0.0  # spent on compiling and capturing
+        self.captures = 0
+        self.sealed = False  # True: all that requests can meet was prepared
 
     def prefill(
         self,
@@ -43,6 +45,10 @@ class Steps:
 
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
         """Prepare passes over the ends of prompts of these lengths, after the first text, which makes the caches."""
+
+    def planned(self) -> Iterator[Callable[[], object]]:
+        """Plan what requests can meet, after the first text; each call prepares one pass."""
+        return iter(())
 
     def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         decode_step(self.work, rows, cells, choice, special)

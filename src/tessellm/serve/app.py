@@ -115,8 +115,9 @@ def _add_state(api: FastAPI, service: Service) -> None:
         return _state(Health(status="failed" if failure else "ok", detail=failure))
 
     @api.get("/ready", responses={503: {"model": Health}})
+    @api.get("/health/ready", responses={503: {"model": Health}})
     async def ready() -> Health:
-        """Whether a request would be let in now."""
+        """Whether a request would be let in now. Nothing is compiled for the first ones: that was done before."""
         scheduler = service.scheduler
         full = scheduler.failure is not None or scheduler.full
         return _state(Health(status="not ready" if full else "ready", detail=scheduler.failure))
@@ -124,7 +125,8 @@ def _add_state(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         scheduler = service.scheduler
-        text = service.metrics.text(len(service.engine.in_slot), scheduler.running, scheduler.waiting)
+        late = service.prepared.late
+        text = service.metrics.text(len(service.engine.in_slot), scheduler.running, scheduler.waiting, late)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

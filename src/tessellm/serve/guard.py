@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from .refusals import Refusal
 from .settings import Settings
 
-OPEN = frozenset({"/", "/play.js", "/play.css", "/health", "/ready"})  # without a key: nothing of the model is there
+OPEN = frozenset({"/", "/play.js", "/play.css", "/health", "/health/ready", "/ready"})  # tell nothing of the model
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; img-src data:"

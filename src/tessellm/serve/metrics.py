@@ -53,11 +53,11 @@ class Metrics:
             if "log_z" in view:
                 self.interference.observe(abs(view["log_z"]))
 
-    def text(self, slots: int, running: int, waiting: int) -> str:
+    def text(self, slots: int, running: int, waiting: int, late: int) -> str:
         """The page that Prometheus reads."""
-        return "\n".join(self._lines(slots, running, waiting)) + "\n"
+        return "\n".join(self._lines(slots, running, waiting, late)) + "\n"
 
-    def _lines(self, slots: int, running: int, waiting: int) -> Iterator[str]:
+    def _lines(self, slots: int, running: int, waiting: int, late: int) -> Iterator[str]:
         gauges = {
             "slots": ("Slots for requests.", slots),
             "slots_used": ("Slots in use.", running),
@@ -66,6 +66,8 @@ class Metrics:
         for name, (meaning, value) in gauges.items():
             yield from _head(name, "gauge", meaning)
             yield f"tessellm_{name} {value}"
+        yield from _head("late_preparations_total", "counter", "Compilations and captures since the server was ready.")
+        yield f"tessellm_late_preparations_total {late}"
         yield from _head("responses_total", "counter", "Responses by path and status.")
         for (path, status), count in sorted(self.responses.items()):
             yield f'tessellm_responses_total{{path="{path}",status="{status}"}} {count}'

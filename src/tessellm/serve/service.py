@@ -29,6 +29,7 @@ from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
 from .choices import RunningChoice, TextPiece, pieces
 from .metrics import Metrics
 from .prompts import Prompts, as_list
+from .readiness import make_ready
 from .refusals import Refusal, bad
 from .replies import ChatReply, CompletionReply, as_event
 from .scheduler import Scheduler
@@ -66,6 +67,7 @@ class Service:
             log.warning("the generation config sets %s, which this server does not know", ", ".join(unused))
         self.speakers, self.metrics = Speakers(model, name), Metrics()
         self.engine = _engine(model, settings, self.speakers.window)
+        self.prepared = make_ready(self.engine, self.speakers)
         self.scheduler = Scheduler(self.engine, settings.queue, self._ended)
         choices = min(settings.choices, self.scheduler.room)
         self.prompts = Prompts(self.tokenizer, self.engine.context, model.config.vocab_size, choices)

@@ -1,11 +1,13 @@
 """A composition's rule, compiled, which makes a few kernels of many small ones.
 
 A step is compiled for each number of rows, which it runs thousands of times. Drafts are read token by token, by what
-was compiled for steps: they come in many shapes, and compiling for them would take minutes.
+was compiled for steps: they come in many shapes, and compiling for them would take minutes. A rule that cannot be
+compiled is called as it is.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -15,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import first_line
 from ...rules import Rule
 from ...rules.sums import parts
 from ..passes import Decided, Logits, RuleRunner, combine
+
+log = logging.getLogger("tessellm.decoding")
 
 
 def decide_in_parts(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
@@ -51,15 +56,29 @@ def _shared(function: Any, rule: Rule, *shape: Any) -> Callable[..., Any]:
     """Compile a function of a rule. It has code of its own, since the compiler gives up on code that comes in too many
     shapes, and always this very rule, since it may be compiled again for another that is equal."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return partial(_quietly, torch.compile(own, fullgraph=True, dynamic=False), rule)
+    return _Compiled(torch.compile(own, fullgraph=True, dynamic=False), partial(function, rule), rule)
 
 
-def _quietly(function: Callable[..., Any], *given: Any) -> Any:
-    """Call without warnings: the first call compiles, and the compiler's remarks about itself are not for our users. A
-    graph that was captured does not come here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*given)
+class _Compiled:
+    """A compiled function of a rule; the function itself once the compiler has failed at it, which is said."""
+
+    def __init__(self, compiled: Callable[..., Any], plain: Callable[..., Any], rule: Rule):
+        self.run: Callable[..., Any] = partial(compiled, rule)
+        self.plain, self.rule = plain, rule
+
+    def __call__(self, *given: Any) -> Any:
+        """Call without warnings: the first call compiles, and the compiler's remarks about itself are not for our
+        users. A graph that was captured does not come here."""
+        if self.run is self.plain:
+            return self.plain(*given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self.run(*given)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                log.warning("the rule %r runs uncompiled, which is slower: %s", self.rule.name, first_line(error))
+                self.run = self.plain
+        return self.plain(*given)
 
 
 def together(logits_M: Sequence[Tensor]) -> Tensor:

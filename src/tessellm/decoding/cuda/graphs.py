@@ -1,28 +1,36 @@
 """GraphSteps: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed; so
-is a pass over the end of a short prompt (prompt_graphs.py).
+is a pass over the end of a short prompt (prompt_graphs.py). A pass that cannot be captured is run as it is.
 
 Between steps the host only reads what was chosen a step ago, so the device never waits for it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...errors import first_line
 from ..buffers import StepResult
 from ..passes import Workspace, decode_step
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
 from ..voices import SpecialRows
-from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, padding_rows, split_rows
+from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, grid, padding_rows, split_rows
+from .recording import GraphRecorder, Pass
+from .transfers import PinnedTransfers
 
 SMALLEST_CELLS = 256
 TIMED = 3  # replays of a graph when it is new
+PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
+PREPARED_PROMPTS = (TokenChoice.GREEDY, TokenChoice.PENALISED)
+
+log = logging.getLogger("tessellm.decoding")
 
 GraphKey = tuple[Any, ...]  # the pass's name, then its shape
 
@@ -35,12 +43,12 @@ class GraphSteps(Steps):
     def __init__(self, work: Workspace, context: int, few_shapes: bool):
         super().__init__(work, context)
         self.few_shapes = few_shapes
-        self.graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
+        self.graphs: dict[GraphKey, Pass] = {}  # what replays each pass
         self.graph_seconds: dict[GraphKey, float] = {}  # the device's, per captured pass, when it was new
-        self.pool: Any = None
+        self.uncaptured: set[str] = set()  # passes that cannot be captured
+        self._wider: dict[GraphKey, GraphKey] = {}  # once all is prepared: which pass does for another
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
-        self._staged: dict[tuple[Any, ...], Tensor] = {}
-        self._arrived = torch.cuda.Event()
         self.prompts = PromptGraphs(work)
 
     def prefill(
@@ -53,9 +61,9 @@ class GraphSteps(Steps):
     ) -> None:
         """Replay short prompts' ends as graphs, where such shapes came before; run all else as it is."""
         graphable = choice is not TokenChoice.NONE and not special
-        parts = cut_into_buckets(slots, token_BT, position_BT) if graphable else []
+        parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
         shapes = [self._shape(part, choice) for part in parts]
-        if parts and all(map(self.prompts.takes, parts)) and self.prompts.met(shapes):
+        if parts and all(map(self.prompts.takes, parts)) and self._met(shapes):
             try:
                 for part, shape in zip(parts, shapes, strict=True):
                     self.prompts.put(part, self.on_device)
@@ -70,12 +78,44 @@ class GraphSteps(Steps):
     @torch.inference_mode()
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
         """Capture passes over padding alone, which write to no slot's cells; _capture puts the rest back."""
-        at_once = {rows for count in range(1, len(self.work.slots.token_S) + 1) for _, rows in split_rows(count)}
-        for part in (padding_rows(rows, length) for length in lengths for rows in sorted(at_once)):
+        for part in (padding_rows(rows, length) for length in lengths for rows in self._at_once()):
             if self.prompts.takes(part):
                 self.prompts.put(part, self.on_device)
                 self._known("feed", self.prompts.feed, *self._shape(part, choice))
                 self.prompts.note([self._shape(part, choice)])
+
+    def planned(self) -> Iterator[Callable[[], object]]:
+        """Plan every step that slots and context allow, and passes over short prompts' ends: from their beginnings, and
+        behind as much as a slot holds."""
+        rows = sorted({self._rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
+        cells = sorted({self.cells(needed) for needed in range(1, self.context + 1)})
+        step = partial(decode_step, self.work)
+        for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
+            yield partial(self._known, "decode", step, *shape)
+        parts = [part for part in grid(self._at_once(), self.context) if self.prompts.takes(part)]
+        for part, choice in ((part, choice) for choice in PREPARED_PROMPTS for part in parts):
+            for c in {self.cells(part.stop), self.context}:
+                yield partial(self._ready_prompt, part, c, choice)
+
+    def _at_once(self) -> list[int]:
+        """List the buckets of rows in which prompts are read."""
+        counts = range(1, len(self.work.slots.token_S) + 1)
+        return sorted({rows for count in counts for _, rows in split_rows(count)})
+
+    def _ready_prompt(self, part: PromptRows, cells: int, choice: TokenChoice) -> None:
+        try:
+            if self.prompts.on:
+                self.prompts.put(part, self.on_device)
+                self._known("feed", self.prompts.feed, part.rows, part.width, cells, choice)
+        except torch.OutOfMemoryError:
+            self.prompts.turn_off()
+            torch.cuda.empty_cache()
+
+    def _met(self, shapes: Sequence[PromptShape]) -> bool:
+        """Whether these passes are graphs, or shall be; once all is prepared, no more are made in front of a user."""
+        if self.sealed:
+            return all(self._key("feed", *shape) in self.graphs for shape in shapes)
+        return self.prompts.met(shapes)
 
     def _shape(self, part: PromptRows, choice: TokenChoice) -> PromptShape:
         return part.rows, part.width, self.cells(part.stop), choice
@@ -118,82 +158,76 @@ class GraphSteps(Steps):
         if key not in self.graphs:
             began = time.monotonic()
             self.graphs[key] = self._capture(key, partial(run, *shape))
+            self.captures += 1
             self.prepared_seconds += time.monotonic() - began
         return self.graph_seconds[key]
 
     def _replay(self, name: str, run: Callable[..., None], *shape: Any) -> None:
         """Run a pass as a graph, captured when that shape first comes."""
-        self._known(name, run, *shape)
-        self.graphs[name, *shape].replay()
+        key = self._key(name, *shape)
+        self._known(name, run, *key[1:])
+        self.graphs[key]()
 
-    def _capture(self, key: GraphKey, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture a pass as a graph. Runs it before, to compile and choose what it needs, and times it after; puts back
-        all that it changed, except for cells of the caches, which the real pass writes again."""
+    def _key(self, name: str, *shape: Any) -> GraphKey:
+        """Name the pass of a shape. Once all is prepared: of those that are, the least with as many cells and ways of
+        choosing, which does the same."""
+        key = (name, *shape)
+        if not self.sealed or key in self.graphs:
+            return key
+        if key not in self._wider:
+            *same, cells, choice = key
+            others = (each for each in self.graphs if list(each[:-2]) == same)
+            wider = [each for each in others if each[-2] >= cells and each[-1] >= choice]
+            self._wider[key] = min(wider, key=lambda each: each[-2:], default=key)
+        return self._wider[key]
+
+    def _capture(self, key: GraphKey, run: Pass) -> Pass:
+        """Capture a pass and time it; return what replays it, or the pass itself where it cannot be captured. Puts back
+        all that is changed, except for cells of the caches, which the real pass writes again."""
         before = [buffer.clone() for buffer in self.work.tensors]
 
-        def restored(run: Callable[[], None]) -> None:
-            run()
-            for buffer, old in zip(self.work.tensors, before, strict=True):
-                buffer.copy_(old)
+        def restored(run: Pass) -> None:
+            try:
+                run()
+            finally:
+                for buffer, old in zip(self.work.tensors, before, strict=True):
+                    buffer.copy_(old)
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                restored(run)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            run()
-        self.pool = self.pool or graph.pool()
+        replay = run if key[0] in self.uncaptured else self._record(key[0], run, restored)
         for _ in range(TIMED):
-            restored(lambda: self._time(key, graph))
-        return graph
+            restored(lambda: self._time(key, replay))
+        return replay
 
-    def _time(self, key: GraphKey, graph: torch.cuda.CUDAGraph) -> None:
-        """Keep the least time that a graph has taken."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        self.graph_seconds[key] = min(self.graph_seconds.get(key, float("inf")), start.elapsed_time(end) / 1e3)
+    def _record(self, name: str, run: Pass, restored: Callable[[Pass], None]) -> Pass:
+        """Record a pass; one of a kind that cannot be captured is said once. An error of its own comes again later."""
+        try:
+            return self.recorder.record(run, restored)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.uncaptured.add(name)
+            log.warning("passes of the kind %r run uncaptured, which is slower: %s", name, first_line(error))
+            return run
+
+    def _time(self, key: GraphKey, run: Pass) -> None:
+        """Keep the least time that a pass has taken."""
+        self.graph_seconds[key] = min(self.graph_seconds.get(key, float("inf")), self.recorder.seconds(run))
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         chosen = self.work.slots
-        copies = [
-            torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True).copy_(buffer, non_blocking=True)
-            for buffer in (chosen.token_S, chosen.logprob_S, chosen.broken_S)
-        ]
-        arrived = torch.cuda.Event()
-        arrived.record()
+        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_S))
 
         def wait() -> StepResult:
-            arrived.synchronize()
-            tokens, logprobs, broken = (copy.tolist() for copy in copies)
+            tokens, logprobs, broken = coming()
             return StepResult([[tokens[s]] for s in slots], [[logprobs[s]] for s in slots], [broken[s] for s in slots])
 
         return wait
 
     def put(self, into: Tensor, values: Sequence[Any]) -> None:
-        staged = self._staging(into)  # free again: what is put depends on what came of the pass before
-        staged.numpy()[:] = values
-        into.copy_(staged, non_blocking=True)
+        self.transfers.put(into, values)
 
     def get(self, buffer: Tensor) -> list[Any]:
-        staged = self._staging(buffer)
-        staged.copy_(buffer, non_blocking=True)
-        self._arrived.record()
-        self._arrived.synchronize()
-        values: list[Any] = staged.tolist()
-        return values
-
-    def _staging(self, buffer: Tensor) -> Tensor:
-        """Keep memory of the host that the device reads and writes, one per buffer."""
-        key = (buffer.data_ptr(), *buffer.shape)
-        if key not in self._staged:
-            self._staged[key] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
-        return self._staged[key]
+        return self.transfers.get(buffer)
 
     def worth_moving(self, rows: int, needed: int) -> bool:
         return self._rows(needed) < self._rows(rows)
@@ -210,4 +244,4 @@ class GraphSteps(Steps):
         return min(self.context, max(SMALLEST_CELLS, 1 << (needed - 1).bit_length()))
 
     def on_device(self, part: Tensor) -> Tensor:
-        return part.pin_memory().to(self.work.slots.token_S.device, non_blocking=True)
+        return self.transfers.on_device(part, self.work.slots.token_S.device)

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens of the widest row, X = 1 + 2 · width numbers per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,14 +80,16 @@ class PromptGraphs:
         prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells), choice)
 
 
-def cut_into_buckets(slots: Sequence[int], token_BT: Tensor, position_BT: Tensor) -> list[PromptRows]:
-    """Cut a left-padded pass into parts of few shapes. Padding has tokens of its own row."""
+def cut_into_buckets(
+    slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, fewer: bool = False
+) -> list[PromptRows]:
+    """Cut a left-padded pass into parts of few shapes, or still fewer. Padding has tokens of its own row."""
     parts, first = [], 0
     counts = (position_BT >= 0).sum(1).tolist()
     for own, rows in split_rows(len(slots)):
         at_B = torch.arange(first, first + rows).clamp_max(first + own - 1)  # the last one again and again
         count = max(counts[first : first + own])
-        width = bucket(count)
+        width = bucket(count, fewer)
         given_BX = torch.full((rows, 1 + 2 * width), -1)
         given_BX[:, 0] = torch.tensor(slots)[at_B]
         given_BX[:, 1 : 1 + width] = token_BT[at_B, -1:]
@@ -98,11 +100,18 @@ def cut_into_buckets(slots: Sequence[int], token_BT: Tensor, position_BT: Tensor
     return parts
 
 
-def padding_rows(rows: int, length: int) -> PromptRows:
+def padding_rows(rows: int, length: int, fewer: bool = False) -> PromptRows:
     """Make rows for prompts of that length, of padding alone, all of it for the first slot."""
-    given_BX = torch.zeros(rows, 1 + 2 * bucket(length), dtype=torch.long)
-    given_BX[:, 1 + bucket(length) :] = -1
+    width = bucket(length, fewer)
+    given_BX = torch.zeros(rows, 1 + 2 * width, dtype=torch.long)
+    given_BX[:, 1 + width :] = -1
     return PromptRows(given_BX, length)
+
+
+def grid(rows: Sequence[int], context: int) -> Iterator[PromptRows]:
+    """Make rows of padding in the fewest buckets that serve all short prompts."""
+    for width in sorted({bucket(length, fewer=True) for length in range(1, min(context, MOST_TOKENS) + 1)}):
+        yield from (padding_rows(count, min(width, context), fewer=True) for count in rows)
 
 
 def split_rows(rows: int) -> list[tuple[int, int]]:
@@ -113,7 +122,7 @@ def split_rows(rows: int) -> list[tuple[int, int]]:
     return [(power // 2, power // 2), *split_rows(rows - power // 2)]
 
 
-def bucket(width: int) -> int:
-    """Round up to a power of two, or three quarters of one: less than half is padding."""
+def bucket(width: int, fewer: bool = False) -> int:
+    """Round up to a power of two or three quarters of one unless buckets shall be fewer; less than half is padding."""
     power = 1 << (max(width, NARROWEST) - 1).bit_length()
-    return power * 3 // 4 if max(width, NARROWEST) <= power * 3 // 4 else power
+    return power * 3 // 4 if not fewer and max(width, NARROWEST) <= power * 3 // 4 else power

@@ -1,0 +1,65 @@
+"""GraphRecorder: turn passes into CUDA graphs, in one pool of memory, and time them. Knows torch.cuda and callables;
+neither what a pass computes nor which buffers it changes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+Pass = Callable[[], None]
+
+
+class GraphRecorder:
+    """Captures passes whose memory may be shared, since they run one after another."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+
+    def record(self, run: Pass, restored: Callable[[Pass], None]) -> Pass:
+        """Return what replays a pass. `restored` calls a function and puts back what it changed. RuntimeError: the pass
+        cannot be captured, as when the host waits for the device in it."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            restored(run)  # compiles, and chooses what it needs
+            with refusing_waits():
+                restored(run)
+        torch.cuda.current_stream().wait_stream(stream)
+        return self._capture(run)
+
+    def _capture(self, run: Pass) -> Pass:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self.pool):
+                run()  # the outer context: a capture that fails leaves its own stream as the current one
+        except RuntimeError:
+            self.pool = None  # it may count as in use for ever
+            raise
+        self.pool = self.pool or graph.pool()
+        return graph.replay
+
+    def seconds(self, run: Pass) -> float:
+        """Measure the device's time for a pass."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+
+@contextmanager
+def refusing_waits() -> Iterator[None]:
+    """Raise RuntimeError where the host would wait for the device: what a capture refuses, before one has begun."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

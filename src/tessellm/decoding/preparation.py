@@ -1,0 +1,83 @@
+"""Prepare an engine before its first request, so that none waits for what is made once: buffers, compiled rules,
+captured passes. On a CPU, where nothing is compiled or captured, that is a short text.
+
+What is compiled or captured afterwards is counted: it should be nothing. Knows token ids; servers prepare their texts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .engine import Engine
+from .requests import Request
+from .sampling import Sampling, TokenChoice
+
+TOKENS = 8  # of the text that shows which buffers there are
+
+log = logging.getLogger("tessellm.decoding")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An engine that is ready."""
+
+    engine: Engine
+    seconds: float  # that it took
+    made: int  # compilations and captures until then
+
+    @property
+    def late(self) -> int:
+        """Count compilations and captures since."""
+        return made(self.engine) - self.made
+
+
+def prepare(
+    engine: Engine,
+    also: Sequence[Request] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Prepared:
+    """Run a short text and the requests `also`, then prepare every pass that requests can meet; `tell` how many of how
+    many are. Where memory runs out, the rest is prepared when it comes. The engine must be idle."""
+    began = time.monotonic()
+    engine.steps.work.slots.count_tokens(engine.model.config.vocab_size)
+    run(engine, [Request([0] * min(TOKENS, engine.context - 1), Sampling(min(2, engine.context - 1))), *also])
+    passes = list(_passes(engine))
+    with torch.inference_mode():
+        for done, each in enumerate(passes):
+            try:
+                each()
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                log.warning("memory ran out when %d of %d passes were prepared", done, len(passes))
+                break
+            tell(done + 1, len(passes))
+    engine.prefixes.forget()
+    engine.steps.sealed = True
+    return Prepared(engine, time.monotonic() - began, made(engine))
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> None:
+    """Run requests to their ends, whatever these are."""
+    engine.waiting.extend(map(engine.limits.check, requests))
+    while engine.busy:
+        engine.step()
+
+
+def _passes(engine: Engine) -> Iterator[Callable[[], object]]:
+    yield from engine.steps.planned()
+    if (speculator := engine.speculator) is not None:
+        for choice in (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS):
+            yield lambda choice=choice: speculator.prepare(1, engine.context - 1, choice)  # type: ignore[misc]
+
+
+def made(engine: Engine) -> int:
+    """Count what was compiled in this process, again for another shape included, and captured by this engine."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    compiled = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+    return compiled + engine.steps.captures

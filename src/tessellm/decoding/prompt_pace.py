@@ -1,0 +1,46 @@
+"""PromptPace: how many tokens of prompts a pass feeds while others are being written to, so that their next tokens come
+not much later than without. Learnt from how long steps take; knows numbers and a clock alone."""
+
+from __future__ import annotations
+
+import time
+
+LONGER = 1.4  # steps' time that a pass over prompts may add to a step
+LEAST, MOST = 4, 256  # tokens per pass
+LEAST_ON_GPU, MOST_ON_GPU = 256, 2048  # there fewer take as long
+NEWEST = 0.3  # weight of the last measurement of a step
+AT_ONCE = 2.0  # factor by which a pass may become larger or smaller than the one before
+
+
+class PromptPace:
+    """Watches steps. Passes over prompts grow and shrink until they add as much time as they may."""
+
+    def __init__(self, on_gpu: bool):
+        self.least, self.most = (LEAST_ON_GPU, MOST_ON_GPU) if on_gpu else (LEAST, MOST)
+        self.tokens = self.least
+        # on a CPU the thread's own time: what else the machine does is not taken for a cost
+        self.clock = time.perf_counter if on_gpu else time.thread_time
+        self._step: float | None = None  # seconds without prompts
+        self._began, self._fed = 0.0, 0
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self._began, self._fed = self.clock(), 0
+
+    def feed(self, tokens: int) -> None:
+        """Note that the step feeds so many tokens of prompts, padding included."""
+        self._fed = tokens
+
+    def end(self, decoding: bool) -> None:
+        """Learn from the step that ends; `decoding`: others were written to in it."""
+        seconds = self.clock() - self._began
+        if not decoding:
+            return
+        if not self._fed:
+            before = seconds if self._step is None else self._step
+            self._step = before + NEWEST * (seconds - before)
+        elif self._step is not None:
+            share = LONGER * self._step / max(seconds - self._step, 1e-9)
+            if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
+                wanted = int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share)))
+                self.tokens = max(self.least, min(self.most, wanted))

@@ -1,0 +1,43 @@
+"""Make a server ready: what its requests can meet is compiled, captured and run once before the server listens, so that
+the first request takes no longer than the next. Knows whom requests may be for; decoding prepares the passes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..decoding.engine import Engine
+from ..decoding.preparation import Prepared, prepare
+from ..decoding.requests import Request
+from ..decoding.sampling import Sampling
+from .voices import Speakers, top
+
+TOKENS, NEW = 8, 2  # of the requests that are tried
+TOLD_EVERY = 5.0  # seconds
+
+log = logging.getLogger("tessellm.serve")
+
+
+def make_ready(engine: Engine, speakers: Speakers) -> Prepared:
+    """Try the composition traced and a member watched, which take other paths than most requests; prepare the rest."""
+    own, member = speakers.find(speakers.name), speakers.find(speakers.names[-1])
+    room = engine.context - 1
+    prompt, sampling = [0] * min(TOKENS, room), Sampling(min(NEW, room), ignore_end=True)
+    tried = [Request(prompt, sampling, who.voice, observer) for who, observer in ((own, own.trace), (member, top))]
+    prepared = prepare(engine, tried, _progress())
+    log.info("ready: %d compiled or captured in %.1f s", prepared.made, prepared.seconds)
+    return prepared
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Log how far preparing is, now and then."""
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > TOLD_EVERY:
+            last = time.monotonic()
+            log.info("%d of %d passes are compiled and captured", done, total)
+
+    return tell

@@ -1,0 +1,173 @@
+"""What was prepared is all that requests need, and what cannot be captured or compiled runs as it is."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tessellm
+from tessellm.decoding import preparation
+from tessellm.decoding.cuda import compiled_rule, graphs
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.preparation import prepare
+from tessellm.decoding.sampling import Sampling, TokenChoice
+from tessellm.rules import Product
+from tessellm.rules.base import BaseRule
+
+from conftest import build_model, perturbed
+from decoding_cases import composition, prompts
+from host_graphs import REFUSAL, captured
+
+WAYS = [
+    Sampling(9, ignore_end=True),
+    Sampling(4, 1.0, seed=1, ignore_end=True),
+    Sampling(6, 1.0, 0.8, 2, True),
+    Sampling(5, 1.0, 0.9, 3, True, frequency_penalty=0.5),
+    Sampling(3, ignore_end=True, presence_penalty=0.5),
+]
+
+
+class HostRule(BaseRule):
+    """Reads a number of the host in every call, as a rule may that was written without a GPU in mind."""
+
+    name = "host"
+
+    def __call__(self, logp_MBTV: Any, tokens_BT: Any, mask_BT: Any, state: Any) -> tuple[Any, Any]:
+        return Product()(logp_MBTV * torch.tensor(1.0), tokens_BT, mask_BT, state)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The compiler, stopped before it makes kernels."""
+    plain = torch.compile
+    monkeypatch.setattr(compiled_rule.torch, "compile", lambda f, **given: plain(f, backend="eager", **given))
+    compiled_rule._shared.cache_clear()
+    yield
+    compiled_rule._shared.cache_clear()
+    torch._dynamo.reset()
+
+
+def written(engine: Engine) -> list[list[int]]:
+    """Texts of all kinds: some enter while others are written, then each is alone."""
+    given, asked = prompts(8, 50), [WAYS[n % len(WAYS)] for n in range(8)]
+    found = [request.tokens for request in engine.generate(given, asked)]
+    return found + [engine.generate([text], way)[0].tokens for text, way in zip(given, asked, strict=True)]
+
+
+def test_nothing_is_captured_or_compiled_once_all_is_prepared(
+    tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "SMALLEST_CELLS", 32)
+    model = composition("llama", tmp_path, rule="belief")
+    engine = captured(Engine(model, slots=2, context=90), compiled=True)
+    told: list[tuple[int, int]] = []
+    prepared = prepare(engine, tell=lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(told), len(told))
+    assert prepared.made > len(told)  # the rule was compiled, too
+    assert not engine.busy
+    assert not any(engine.prefixes.written)
+    assert written(engine) == written(Engine(model, slots=2, context=90))
+    assert prepared.late == 0
+
+
+def test_what_comes_late_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "PREPARED_STEPS", (TokenChoice.GREEDY,))
+    engine = captured(Engine(composition("llama", tmp_path), slots=2, context=90))
+    prepared = prepare(engine)
+    engine.generate(prompts(1, 20), WAYS[0])
+    assert prepared.late == 0
+    engine.generate(prompts(1, 20), WAYS[1])
+    assert prepared.late > 0
+
+
+def test_on_a_cpu_a_short_text_is_all(tmp_path: Path) -> None:
+    for context in (2, 64):
+        engine = Engine(composition("llama", tmp_path), slots=2, context=context)
+        prepared = prepare(engine)
+        assert (prepared.made, prepared.late) == (preparation.made(engine), 0)
+        assert not engine.busy
+
+
+def test_an_engine_that_drafts_prepares_its_drafts() -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)})
+    engine = Engine(model, slots=2, context=64, speculation=tessellm.decoding.speculation.Speculation("lookup"))
+    asked = []
+    engine.speculator.prepare = lambda *given: asked.append(given)  # type: ignore[union-attr, method-assign]
+    prepare(engine)
+    assert [given[-1] for given in asked] == [TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS]
+
+
+def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = composition("llama", tmp_path)
+    engine = captured(Engine(model, slots=2, context=90))
+    capture, left = graphs.GraphSteps._capture, [3]
+
+    def full(self: Any, *given: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise torch.OutOfMemoryError("full")
+        return capture(self, *given)
+
+    monkeypatch.setattr(graphs.GraphSteps, "_capture", full)
+    prepared = prepare(engine)
+    assert "memory ran out when 2 of" in caplog.text
+    assert written(engine) == written(Engine(model, slots=2, context=90))
+    assert prepared.late > 0
+
+
+def test_passes_that_cannot_be_captured_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=HostRule())
+    engine = captured(Engine(model, slots=3, context=90))
+    with caplog.at_level(logging.WARNING, "tessellm.decoding"):
+        prepared = prepare(engine)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"passes of the kind 'decode' run uncaptured, which is slower: {REFUSAL}",
+        f"passes of the kind 'feed' run uncaptured, which is slower: {REFUSAL}",
+    ]
+    assert engine.steps.uncaptured == {"decode", "feed"}  # type: ignore[attr-defined]
+    assert written(engine) == written(Engine(model, slots=3, context=90))
+    assert prepared.late == 0
+
+
+def test_an_error_of_a_rule_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=HostRule())
+    engine = captured(Engine(model, slots=1, context=90))
+    request = engine.submit([5, 6, 7], WAYS[0])
+    engine.step()
+
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("a wrong shape")
+
+    monkeypatch.setattr(HostRule, "__call__", broken)
+    engine.steps.graphs.clear()  # type: ignore[attr-defined]
+    before = [buffer.clone() for buffer in engine.steps.work.tensors]
+    with pytest.raises(RuntimeError, match="a wrong shape"):
+        engine.step()
+    assert all(map(torch.equal, before, engine.steps.work.tensors))
+    assert not request.done
+
+
+def test_a_rule_that_cannot_be_compiled_runs_as_it_is(traced: None, caplog: pytest.LogCaptureFixture) -> None:
+    class Printing(HostRule):
+        def __call__(self, logp_MBTV: Any, *given: Any) -> tuple[Any, Any]:
+            if float(logp_MBTV.sum()) > 0:  # the compiler does not know
+                raise AssertionError
+            return Product()(logp_MBTV, *given)
+
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=Printing())
+    engine = captured(Engine(model, slots=1, context=90), compiled=True)
+    with caplog.at_level(logging.WARNING, "tessellm.decoding"):
+        found = engine.generate([[5, 6, 7]], WAYS[0])
+    assert found[0].tokens == Engine(model, slots=1, context=90).generate([[5, 6, 7]], WAYS[0])[0].tokens
+    assert [r.getMessage()[:35] for r in caplog.records] == ["the rule 'host' runs uncompiled, wh"]
