@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
 
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
+AT_ONCE = 1 << 27  # logits of prompts that are read together
 SMALLEST = 1e-2  # deviation: an expert that always does the same is not told from one that hardly differs
 
 
@@ -73,29 +73,40 @@ def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def _by_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Prompts of one length together: no padding, and few passes."""
-    ordered = sorted(prompts, key=len)
-    return [list(group) for _, group in groupby(ordered, key=len)]
+def _batches(prompts: Sequence[list[int]], numbers: int) -> Iterator[list[list[int]]]:
+    """Prompts of about one length together: few passes, little padding. `numbers`: logits of one position."""
+    batch: list[list[int]] = []
+    for prompt in sorted(prompts, key=len):
+        if batch and (len(batch) + 1) * len(prompt) * numbers > AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(prompt)
+    yield batch
 
 
 @torch.inference_mode()
 def _numbers(
     model: ComposedForCausalLM, rule: Belief, prompts: Sequence[list[int]], weights: Weights
 ) -> Iterator[Tensor]:
-    """The numbers of every expert where the answers to the prompts would begin, [P, K, N] for those of one length. All
-    prompts open alike: members read that once."""
+    """The numbers of every expert where the answers to the prompts would begin, [P, K, N] for some at a time. All
+    prompts open alike: members read that once. Padding comes last, where it changes nothing before it."""
     call: Any = model
     opening = torch.tensor([rule.opening], device=model.device)
     opened = call(opening, use_cache=True).past_key_values if rule.opening else None
-    for group in _by_length(prompts):
-        input_ids = torch.tensor(group, device=model.device)[:, len(rule.opening) :]
-        caches = _repeated(opened, len(group)) if opened else [None] * len(model.members)
-        rows, heard = min(input_ids.shape[1], rule.span), zip(model.members, caches, strict=True)
-        logp_MPTV = normalised([model.member_logits(name, input_ids, cache, rows, {}) for name, cache in heard])
+    numbers = len(model.members) * model.config.vocab_size
+    for batch in _batches([prompt[len(rule.opening) :] for prompt in prompts], numbers):
+        length_P = torch.tensor([len(prompt) for prompt in batch], device=model.device)
+        longest = int(length_P.max())
+        input_ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in batch], device=model.device)
+        caches = _repeated(opened, len(batch)) if opened else [None] * len(model.members)
+        heard = zip(model.members, caches, strict=True)
+        logp_MPTV = normalised([model.member_logits(name, input_ids, cache, 0, {}) for name, cache in heard])
         found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
-        averaged_PKA = found.averaged_BTKA.mean(1)  # all rows lie within the span
-        yield torch.cat([averaged_PKA, found.now_BTKN[:, -1]], -1).float().cpu()
+        behind_PT = length_P[:, None] - torch.arange(longest, device=model.device)
+        counts_PT = ((behind_PT >= 1) & (behind_PT <= rule.span)).float()
+        averaged_PKA = torch.einsum("pt,ptka->pka", counts_PT / counts_PT.sum(1, keepdim=True), found.averaged_BTKA)
+        now_PKN = found.now_BTKN[torch.arange(len(batch)), length_P - 1]
+        yield torch.cat([averaged_PKA, now_PKN], -1).float().cpu()
 
 
 def _repeated(opened: Any, times: int) -> list[Any]:

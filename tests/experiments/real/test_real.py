@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tessellm.errors import EngineError
-from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.scoring import score
 from tessellm.experiments.real import __main__ as program
 from tessellm.experiments.real import experiment, keep, measure, train
@@ -21,6 +20,7 @@ from tessellm.experiments.real.peft_files import read_facts
 from tessellm.experiments.real.plan import EQ2, PLANS, TWO
 from tessellm.experiments.real.reading import prompt_nats, read_alone, read_together
 from tessellm.experiments.real.results import OURS, claims_of
+from tessellm.experiments.real.shared import SharedJournal
 from tessellm.experiments.real.skills import SKILLS, read
 from tessellm.experiments.real.tasks import encode, function_prompt
 from tessellm.model.variants import alone, in_place_of_all, with_rule
@@ -127,33 +127,33 @@ def test_a_cell_is_measured_once_and_says_what_the_engine_wrote(experts, places,
     task = Task("sql", examples, examples, 4)
     plan = replace(SMALL, merges=("task-arithmetic",), arrow=(1, 3))
     said: list[str] = []
-    measuring = Measuring(Journal(tmp_path / "journal.jsonl"), plan, said.append)
+    measuring = Measuring(SharedJournal(tmp_path / "journal.jsonl"), plan, said.append)
     tried: list[float] = []
 
-    def tuned(method, models):
-        tried.extend(models)
-        return 0.5
+    def tuned(models):
+        tried.extend(models["task-arithmetic"])
+        return dict.fromkeys(models, 0.5)
 
     columns = own_columns(experts, plan) + peer_columns(experts, plan, tuned)
     assert tried == [0.5, 1.0]
     found = measuring.read(columns, task)
     assert set(found) == {column.name for column in columns}
-    written = {column.name: measuring.write(column, columns, task) for column in columns}
+    written = {column.name: measuring.write(column, columns, [task])[0] for column in columns}
     picked = [column.name for column in columns if column.kind == "expert"]
     for place, text in enumerate(written[ROUTER]["texts"]):
         assert text in {written[name]["texts"][place] for name in picked}
     assert written["task-arithmetic λ=0.5"]["scores"]["right"]
-    again = Measuring(Journal(tmp_path / "journal.jsonl"), plan, said.append)
+    again = Measuring(SharedJournal(tmp_path / "journal.jsonl"), plan, said.append)
     before = len(said)
     assert again.read(columns, task) == found
-    assert again.write(columns[0], columns, task)["texts"] == written["base"]["texts"]
+    assert again.write(columns[0], columns, [task])[0]["texts"] == written["base"]["texts"]
     assert len(said) == before
 
 
 @pytest.mark.parametrize("by_writing", [False, True])
-def test_strengths_are_chosen_on_development_prompts(experts, places, by_writing):
+def test_strengths_are_chosen_on_development_prompts(experts, places, tmp_path, by_writing):
     plan = replace(SMALL, develop_by_writing=by_writing)
-    measuring = Measuring(Journal(), plan, lambda text: None)
+    measuring = Measuring(SharedJournal(tmp_path / "j"), plan, lambda text: None)
     tasks = experiment.development(places.data, list(experts.adapters), plan)
 
     def made(strength):
@@ -161,10 +161,10 @@ def test_strengths_are_chosen_on_development_prompts(experts, places, by_writing
         return in_place_of_all(experts.composed, "merged", model)
 
     models = {strength: partial(made, strength) for strength in (0.5, 20.0)}
-    chosen = measuring.tune(list(experts.adapters), tasks, "x")("task-arithmetic", models)
+    (chosen,) = measuring.tune(list(experts.adapters), tasks, "x")({"task-arithmetic": models}).values()
     judged = [task for task in tasks if task.write or not by_writing]
     found = {
-        strength: sum(measuring._develop(Column("m", "merge", strength, make), task) for task in judged)
+        strength: sum(measuring._develop(Column("m", "merge", strength, make), [task]) for task in judged)
         for strength, make in models.items()
     }
     assert found[chosen] == max(found.values())
@@ -179,18 +179,43 @@ def test_what_cannot_be_judged_here_is_kept_and_judged_elsewhere(experts, places
 
     with monkeypatch.context() as patched:
         patched.setattr(measure, "exit_codes", refuse)
-        assert Measuring(Journal(tmp_path / "j"), SMALL, said.append).write(columns[0], columns, task) is None
+        assert Measuring(SharedJournal(tmp_path / "j"), SMALL, said.append).write(columns[0], columns, [task]) == [None]
     assert "not judged: this system refuses" in said[-1]
-    later = Measuring(Journal(tmp_path / "j"), SMALL, said.append)
+    later = Measuring(SharedJournal(tmp_path / "j"), SMALL, said.append)
     monkeypatch.setattr(later, "produce", None)
-    assert later.write(columns[0], columns, task)["scores"] == {"right": [0.0]}
+    assert later.write(columns[0], columns, [task])[0]["scores"] == {"right": [0.0]}
+
+
+def test_processes_share_a_journal_and_do_nothing_twice(tmp_path):
+    ours, theirs = (SharedJournal(tmp_path / "journal.jsonl") for _ in range(2))
+    tried, done = [], []
+
+    def job(number):
+        tried.append(number)
+        measuring._once([f"cell{number}"], lambda: done.append(ours.add(f"cell{number}", value=number)))
+        return measuring.journal[f"cell{number}"]["value"]
+
+    measuring = Measuring(ours, SMALL, print)
+    with theirs.taken(measure.key_of(["cell0"])) as mine:
+        assert mine
+        with pytest.raises(measure.BusyError):
+            job(0)
+        theirs.add("cell0", value=10)
+        with ours.taken("other") as free:  # sees what was added meanwhile
+            assert free
+    assert measuring.each([partial(job, 0), partial(job, 1)]) == [10, 1]
+    assert [entry["value"] for entry in done] == [1]
+    theirs.refresh()
+    assert len(theirs) == len(SharedJournal(tmp_path / "journal.jsonl")) == 2
 
 
 @pytest.mark.slow
-def test_all_of_it_at_a_small_size(places, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(experiment, "device_for", lambda size: "cpu")
+def test_all_of_it_at_a_small_size(places, tmp_path):
     said: list[str] = []
-    result = experiment.measure(places, SMALL, 0, tmp_path, "full", said.append)
+    run = experiment.Run(places, SMALL, 0, tmp_path, "full", "cpu")
+    experiment.fill(run, 1)  # as a worker does
+    result = experiment.measure(run, said.append)
+    assert not any("wrote" in text or "read" in text for text in said)
     tables = result.write(tmp_path)["tables"]
     assert tuple(tables["sets"]) == SMALL.sets
     six = tables["sets"]["six"]
@@ -209,7 +234,7 @@ def test_all_of_it_at_a_small_size(places, tmp_path, monkeypatch, capsys):
     assert claims_of(json.loads((tmp_path / "real.json").read_text())["tables"], True) == list(result.claims)
     assert (tmp_path / "real.png").stat().st_size > 10_000
     lines = (tmp_path / "real" / "full.jsonl").read_text()
-    experiment.measure(places, SMALL, 0, tmp_path, "full", said.append)
+    experiment.measure(run, said.append)
     assert (tmp_path / "real" / "full.jsonl").read_text() == lines  # nothing was measured again
 
 

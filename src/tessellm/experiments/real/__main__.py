@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import TessellmError
 from ...files import results_folder
-from .experiment import measure
+from .experiment import Run, measure
 from .members import Places
 from .plan import ALL_SETS, PLANS
 
@@ -28,13 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="prompts per task")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: as the size asks; cpu where all is written and only to be judged")
+    parser.add_argument("--workers", type=int, default=0, help="processes that share the work; a GPU needs CUDA's MPS")
     given = parser.parse_args(arguments)
     try:
         places = Places.found(given.data, given.adapters, given.trained, given.base)
         plan = PLANS[given.size].limited(given.limit, tuple(given.sets) if given.sets else None)
         with results_folder(given.out):
             log = partial(print, flush=True)
-            result = measure(places, plan, given.seed, given.out, given.size, log, given.device)
+            run = Run(places, plan, given.seed, given.out, given.size, given.device)
+            result = measure(run, log, given.workers)
             result.write(given.out)
     except TessellmError as error:
         print(f"error: {error}", file=sys.stderr)

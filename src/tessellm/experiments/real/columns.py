@@ -24,6 +24,7 @@ from .reading import prompt_nats
 
 ROUTER, ALL = "router", "one LoRA on all data"
 Make = Callable[[], ComposedForCausalLM]
+Tuned = Callable[[Mapping[str, Mapping[float, Make]]], dict[str, float]]  # of models by method and strength: the best
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,8 @@ def rule_title(rule: str) -> str:
     return "Eq. 2" if rule == EQ2 else f"{rule} (default)" if rule == Belief.name else rule
 
 
-def peer_columns(
-    experts: Experts, plan: Plan, tuned: Callable[[str, Mapping[float, Make]], float], seed: int = 0
-) -> list[Column]:
-    """Merges with the strength that `tuned` chooses among models by strength, Arrow, and the router."""
+def peer_columns(experts: Experts, plan: Plan, tuned: Tuned, seed: int = 0) -> list[Column]:
+    """Merges with the strength that `tuned` chooses for each method, Arrow, and the router."""
     composed, base = experts.composed, experts.base.model
     what = [experts.base_name, list(experts.identity.items())]
 
@@ -79,13 +78,16 @@ def peer_columns(
     def routed(top_k: int, name: str) -> ComposedForCausalLM:
         return in_place_of_all(composed, name, arrow(base, experts.adapters, top_k))
 
+    choices: dict[str, dict[float, Make]] = {
+        method: {
+            strength: partial(averaged, method, strength) for strength in plan.strengths or METHODS[method].strengths
+        }
+        for method in plan.merges
+    }
     found = []
-    for method in plan.merges:
-        tried = plan.strengths or METHODS[method].strengths
-        choices: dict[float, Make] = {strength: partial(averaged, method, strength) for strength in tried}
-        strength = tuned(method, choices)
+    for method, strength in tuned(choices).items():
         identity = ["merge", method, strength, seed, *what]
-        found.append(Column(f"{method} λ={strength:g}", "merge", identity, choices[strength]))
+        found.append(Column(f"{method} λ={strength:g}", "merge", identity, choices[method][strength]))
     for top_k in plan.arrow:
         name = f"Arrow, top-k {top_k}"
         found.append(Column(name, "arrow", ["arrow", top_k, *what], partial(routed, top_k, name)))

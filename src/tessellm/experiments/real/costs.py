@@ -49,13 +49,13 @@ def _cost(column: Column, result: SetResult, tasks: Sequence[Task], measuring: M
 def _timed(column: Column, columns: Sequence[Column], task: Task, measuring: Measuring) -> tuple[float, int, int]:
     """Seconds, tokens, and the most memory beside weights; the second time that the same prompts are written for."""
     some = replace(task, write=task.write[: measuring.plan.timed], new_tokens=TIMED_TOKENS)
-    measuring.produce(column, columns, some)
+    measuring.produce(column, columns, [some])
     before = 0
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     since = time.perf_counter()
-    written = measuring.produce(column, columns, some)
+    (written,) = measuring.produce(column, columns, [some])
     seconds, more = time.perf_counter() - since, 0
     if torch.cuda.is_available():
         more = torch.cuda.max_memory_allocated() - before

@@ -6,56 +6,102 @@ What is measured is kept in `real/SIZE.jsonl`, cell by cell: a run that was stop
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...evaluate.journal import Journal
+import torch
+
 from ...files import going_on
 from ...members import Member
 from ..lab.claims import Result
 from ..lab.devices import device_for
 from ..lab.panels import drawn
+from ..lab.workers import by_processes
 from .columns import ALL, Column, own_columns, peer_columns, trained_column
 from .costs import costs_of
-from .measure import Measuring, Task, new_tokens
+from .measure import BusyError, Measuring, Task, new_tokens
 from .members import Experts, Places, load_base
 from .plan import BLENDS, PAIRS, PLANS, SETS, TWINS, TWO, Plan
 from .results import SetResult, claims_of
+from .shared import SharedJournal
 from .skills import DOMAINS, SKILLS, Example, read
 from .tasks import function_prompt, two_requests
 
 Log = Callable[[str], None]
 SHOWN = 2  # prompts per task whose texts the result shows
+SLOW = {"arrow": 0, "rule": 1, "router": 2}  # kinds of columns that take longest
 
 
 def run(seed: int, out: Path, size: str, log: Log = print) -> Result:
     """Claims, tables, and pictures in `out`."""
-    return measure(Places.found(), PLANS[size], seed, out, size, log)
+    return measure(Run(Places.found(), PLANS[size], seed, out, size), log)
 
 
-def measure(
-    places: Places, plan: Plan, seed: int, out: Path, size: str, log: Log = print, device: str | None = None
-) -> Result:
-    """The same with places, a plan and a device of the caller's."""
-    since, device = time.monotonic(), device or device_for(size)
-    with going_on(out / "real"):
-        base = load_base(places, device)
-        measuring = Measuring(Journal(out / "real" / f"{size}.jsonl"), plan, log)
+@dataclass(frozen=True)
+class Run:
+    """One run of the experiment: with what, how much of it, and where results go."""
+
+    places: Places
+    plan: Plan
+    seed: int
+    out: Path
+    size: str
+    device: str | None = None  # None: as the size asks
+
+    @property
+    def runs_on(self) -> str:
+        return self.device or device_for(self.size)
+
+    def measuring(self, log: Log) -> Measuring:
+        return Measuring(SharedJournal(self.out / "real" / f"{self.size}.jsonl"), self.plan, log)
+
+
+def measure(run: Run, log: Log = print, workers: int = 0) -> Result:
+    """The same with places and a plan of the caller's; `workers` processes measure first what there is to measure."""
+    since, plan = time.monotonic(), run.plan
+    device = run.runs_on
+    with going_on(run.out / "real"):
+        list(by_processes(fill, [(run, number) for number in range(workers)], workers))
+        base, measuring = load_base(run.places, device), run.measuring(log)
         found: list[SetResult] = []
         costs: dict[str, Any] = {}
         for name in plan.sets:
-            made = _measured_set(name, places, base, measuring, seed)
+            made = _asked(name, run, base, measuring)
             if made is None:
                 log(f"{name}: left out, its adapters are not there")
                 continue
-            found.append(made)
-            costs = costs or costs_of(made, tasks_of(name, places.data, plan), measuring)
-            for column in made.columns:
+            columns, tasks = made
+            found.append(_measured(name, columns, tasks, measuring))
+            costs = costs or costs_of(found[-1], tasks, measuring)
+            for column in columns:
                 column.release()
-    tables = {"sets": {each.name: each.table() for each in found}, "costs": costs, "texts": _texts(found, places, plan)}
-    figures = drawn(lambda: _draw(tables, out)) if costs else []
-    return Result("real", claims_of(tables, size == "full"), seed, size, time.monotonic() - since, figures, tables)
+    texts = _texts(found, run.places, plan)
+    tables = {"sets": {each.name: each.table() for each in found}, "costs": costs, "texts": texts}
+    figures = drawn(lambda: _draw(tables, run.out)) if costs else []
+    seconds = time.monotonic() - since
+    return Result("real", claims_of(tables, run.size == "full"), run.seed, run.size, seconds, figures, tables)
+
+
+def fill(run: Run, number: int) -> None:
+    """Measure cells that no other process is at, set by set; wait for none."""
+    measuring = run.measuring(lambda text: print(f"{number}: {text}", flush=True))
+    base = load_base(run.places, run.runs_on)
+    for name in run.plan.sets:
+        adapters = adapters_of(name, run.places, run.seed)
+        if not adapters:
+            continue
+        experts, tasks = Experts(base, adapters), tasks_of(name, run.places.data, run.plan)
+        own = own_columns(experts, run.plan)  # first: nothing has to be tuned for them
+        for columns in (own, [*own, *_others(name, run, experts, measuring)]):
+            for job in jobs_of(columns, tasks, measuring):
+                with suppress(BusyError):
+                    job()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()  # other processes need it
 
 
 def _draw(tables: Mapping[str, Any], out: Path) -> str:
@@ -64,27 +110,54 @@ def _draw(tables: Mapping[str, Any], out: Path) -> str:
     return draw(tables, out)
 
 
-def _measured_set(name: str, places: Places, base: Member, measuring: Measuring, seed: int) -> SetResult | None:
-    """All cells of one set; None where an adapter is missing."""
-    adapters = adapters_of(name, places, seed)
+def _asked(name: str, run: Run, base: Member, measuring: Measuring) -> tuple[list[Column], list[Task]] | None:
+    """The columns of a set, and its tasks; None where an adapter is missing."""
+    adapters = adapters_of(name, run.places, run.seed)
     if not adapters:
         return None
-    experts, plan = Experts(base, adapters), measuring.plan
-    tasks = tasks_of(name, places.data, plan)
-    tuned = measuring.tune(list(adapters), development(places.data, list(adapters), plan), experts.identity)
-    columns = [
-        *own_columns(experts, plan),
-        *peer_columns(experts, plan, tuned, seed),
-        *trained_column(experts, *_trained(name, places, seed)),
-    ]
+    experts = Experts(base, adapters)
+    columns = [*own_columns(experts, run.plan), *_others(name, run, experts, measuring)]
+    return columns, tasks_of(name, run.places.data, run.plan)
+
+
+def _others(name: str, run: Run, experts: Experts, measuring: Measuring) -> Iterator[Column]:
+    """What one could have instead of a composition; merges are tuned first."""
+    skills = list(experts.adapters)
+    tuned = measuring.tune(skills, development(run.places.data, skills, run.plan), experts.identity)
+    yield from peer_columns(experts, run.plan, tuned, run.seed)
+    yield from trained_column(experts, *_trained(name, run.places, run.seed))
+
+
+def jobs_of(columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring) -> list[Callable[[], Any]]:
+    """What there is to measure, in pieces that processes can share: what takes longest first."""
+    writing = [
+        partial(measuring.write, column, columns, part)
+        for column in sorted(columns, key=lambda column: SLOW.get(column.kind, len(SLOW)))
+        for part in parts_of(column, columns, tasks)
+    ]  # fmt: skip
+    return [*writing, *(partial(measuring.read, columns, task) for task in tasks if task.read)]
+
+
+def parts_of(column: Column, columns: Sequence[Column], tasks: Sequence[Task]) -> list[list[Task]]:
+    """The tasks that a column writes for: all at once, or, where no engine writes, one by one."""
+    own = [task for task in tasks if task.write and column in writers(columns, task)]
+    return [[task] for task in own] if column.kind == "arrow" else [own] if own else []
+
+
+def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring) -> SetResult:
+    """All cells of one set."""
     result = SetResult(name, columns)
     for task in tasks:
         if task.read:
             result.read[task.name] = measuring.read(columns, task)
-    for task in tasks:
         if task.write:
-            cells = {column.name: measuring.write(column, columns, task) for column in writers(columns, task)}
-            result.written[task.name] = {name: cell for name, cell in cells.items() if cell is not None}
+            result.written[task.name] = {}
+    for column in columns:
+        for part in parts_of(column, columns, tasks):
+            (entries,) = measuring.each([partial(measuring.write, column, columns, part)])
+            for task, entry in zip(part, entries, strict=True):
+                if entry is not None:
+                    result.written[task.name][column.name] = entry
     return result
 
 

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import EngineError
-from ...evaluate.journal import Journal, key_of
+from ...evaluate.journal import key_of
 from ...evaluate.writer import Ask, BlockWriter, Written
 from ...model import ComposedForCausalLM
 from ...text.options import TextOptions
 from ...text.prompts import tokenizer_of
-from .columns import Column, Make, routes
+from .columns import Column, Make, Tuned, routes
 from .packing import Text
 from .plan import Plan
 from .programs import exit_codes
 from .reading import Read, read_alone, read_together
+from .shared import SharedJournal
 from .skills import SKILLS, Example
 from .tasks import PASSED, encode, judge, occurs, program, share_of_capitals
 
+T = TypeVar("T")
 Log = Callable[[str], None]
+Asked = tuple[Example, int]  # and how many tokens the answer may have
 Scores = dict[str, list[float]]  # by what is judged, prompt by prompt
+READ_AT_ONCE = 64  # texts: all their logits are in memory
+POLL = 0.2  # seconds between looks at what other processes have done
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,15 @@ def _both(pairs: Sequence[tuple[str, Example]]) -> Scores:
     return {"right": [a * b for a, b in zip(*found.values(), strict=True)], **found}
 
 
+class BusyError(Exception):
+    """Another process is measuring this."""
+
+
 @dataclass
 class Measuring:
-    """Measures cells, each once: what the journal has is not done again."""
+    """Measures cells, each once: what the journal has is not done again, nor what another process is at."""
 
-    journal: Journal
+    journal: SharedJournal
     plan: Plan
     log: Log = print
     started: float = field(default_factory=time.monotonic)
@@ -79,108 +91,157 @@ class Measuring:
     def _tell(self, text: str) -> None:
         self.log(f"{time.monotonic() - self.started:.0f} s: {text}")
 
+    def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """What jobs give, in their order: first those that no other process is at."""
+        found: dict[int, T] = {}
+        while len(found) < len(jobs):
+            before = len(found)
+            for place, job in enumerate(jobs):
+                if place not in found:
+                    with suppress(BusyError):
+                        found[place] = job()
+            if len(found) == before:
+                time.sleep(POLL)
+        return [found[place] for place in range(len(jobs))]
+
+    def _once(self, keys: Sequence[str], measure: Callable[[], None]) -> None:
+        """Measure what has these keys, if the journal lacks one of them; BusyError where another process is at it."""
+        if all(key in self.journal for key in keys):
+            return
+        with self.journal.taken(key_of(keys)) as mine:
+            if not mine:
+                raise BusyError
+            if not all(key in self.journal for key in keys):
+                measure()
+
     def read(self, columns: Sequence[Column], task: Task) -> dict[str, Read]:
         """Likelihoods of the task's answers, by column; rules and members of one composition in one pass."""
-        keys = {column.name: key_of("read", column.identity, _prompts(task.read)) for column in columns}
-        missing = [column for column in columns if keys[column.name] not in self.journal]
-        together = [column for column in missing if column.rule or column.member]
-        if together:
-            model = next((column.model for column in columns if column.rule), together[0].model)
-            rules = {column.name: column.model.rule for column in together if column.rule}
-            found = read_together(model, rules, self._texts(model, task.read), self.plan.numbers)
-            for column in together:
-                self._note(keys[column.name], found[column.member or column.name])
-        for column in missing:
-            if column not in together:
-                self._note(keys[column.name], self._read_one(column, columns, task))
-                column.release()
-        if missing:
+        together = [column for column in columns if column.rule or column.member]
+        apart = [[column] for column in columns if column not in together]
+        jobs = [partial(self._read_once, group, columns, task) for group in (together, *apart) if group]
+        found = {name: read for part in self.each(jobs) for name, read in part.items()}
+        return {column.name: found[column.name] for column in columns}
+
+    def _read_once(self, group: Sequence[Column], columns: Sequence[Column], task: Task) -> dict[str, Read]:
+        """Of one column, or of several of one composition."""
+        keys = {column.name: key_of("read", column.identity, _prompts(task.read)) for column in group}
+
+        def measure() -> None:
+            missing = [column for column in group if keys[column.name] not in self.journal]
+            found = self._read_together(group, missing, task) if len(group) > 1 or group[0].rule else None
+            for column in missing:
+                read = found[column.member or column.name] if found else self._read_one(column, columns, task)
+                nats = [round(each, 5) for each in read.nats]
+                self.journal.add(keys[column.name], nats=nats, tokens=read.tokens)
             self._tell(f"read {task.name}: {', '.join(column.name for column in missing)}")
+
+        self._once(list(keys.values()), measure)
         entries = {name: self.journal[key] for name, key in keys.items()}
         return {name: Read(entry["nats"], entry["tokens"]) for name, entry in entries.items()}
 
-    def _note(self, key: str, read: Read) -> None:
-        self.journal.add(key, nats=[round(each, 5) for each in read.nats], tokens=read.tokens)
+    def _read_together(self, group: Sequence[Column], missing: Sequence[Column], task: Task) -> dict[str, Read]:
+        """By the missing rules of the group, and by all its members."""
+        model = next((column.model for column in group if column.rule), group[0].model)
+        rules = {column.name: column.model.rule for column in missing if column.rule}
+        return read_together(model, rules, self._texts(model, task.read), self.plan.numbers)
 
     def _read_one(self, column: Column, columns: Sequence[Column], task: Task) -> Read:
-        batch = self.plan.batch_size
+        batch = min(self.plan.batch_size, READ_AT_ONCE)
         if column.kind != "router":
-            return read_alone(column.model, self._texts(column.model, task.read), batch)
+            found = read_alone(column.model, self._texts(column.model, task.read), batch)
+            column.release()
+            return found
         experts = [each for each in columns if each.kind == "expert"]
         texts = self._texts(experts[0].model, task.read)
-        found = self.read(experts, task)
+        each = self.read([column for column in columns if column.rule or column.member], task)
         chosen = [experts[expert].name for expert in routes(experts, texts, batch)]
-        return Read([found[name].nats[place] for place, name in enumerate(chosen)], found[chosen[0]].tokens)
+        return Read([each[name].nats[place] for place, name in enumerate(chosen)], each[chosen[0]].tokens)
 
-    def write(self, column: Column, columns: Sequence[Column], task: Task) -> dict[str, Any] | None:
-        """What a column writes for the task's prompts, judged: texts, scores, tokens, seconds. None: written, but it
-        cannot be judged here."""
-        key = key_of("written", column.identity, _prompts(task.write), task.new_tokens)
-        if key not in self.journal:
+    def write(self, column: Column, columns: Sequence[Column], tasks: Sequence[Task]) -> list[dict[str, Any] | None]:
+        """What a column writes for the tasks' prompts, all together, judged: texts, scores, tokens, seconds. None:
+        written, but it cannot be judged here."""
+        keys = [key_of("written", column.identity, _prompts(task.write), task.new_tokens) for task in tasks]
+
+        def measure() -> None:
+            missing = [(key, task) for key, task in zip(keys, tasks, strict=True) if key not in self.journal]
             since = time.perf_counter()
-            written = self.produce(column, columns, task)
-            seconds, texts = time.perf_counter() - since, [each.text for each in written]
-            self.journal.add(key, texts=texts, tokens=[each.tokens for each in written], seconds=seconds)
-            self._tell(f"wrote {task.name}, {column.name} ({seconds:.0f} s)")
-        entry = self.journal[key]
-        scores = self._judged(key, task, entry["texts"])
-        return None if scores is None else {**entry, "scores": scores}
+            written = self.produce(column, columns, [task for _, task in missing])
+            seconds = time.perf_counter() - since
+            total = sum(each.tokens for texts in written for each in texts)
+            for (key, _), texts in zip(missing, written, strict=True):
+                tokens = [each.tokens for each in texts]
+                share = seconds * sum(tokens) / max(1, total)
+                self.journal.add(key, texts=[each.text for each in texts], tokens=tokens, seconds=share)
+            self._tell(f"wrote {', '.join(task.name for _, task in missing)}: {column.name} ({seconds:.0f} s)")
 
-    def _judged(self, key: str, task: Task, texts: Sequence[str]) -> Scores | None:
-        """Scores of what was written under that key; programs are run once."""
-        own = key_of("judged", key, task.how)
+        self._once(keys, measure)
+        return [self._judged(key, task) for key, task in zip(keys, tasks, strict=True)]
+
+    def _judged(self, key: str, task: Task) -> dict[str, Any] | None:
+        """What was written under that key with its scores; programs are run once."""
+        own, entry = key_of("judged", key, task.how), self.journal[key]
         if own not in self.journal:
             try:
-                self.journal.add(own, scores=task.scores(texts))
+                self.journal.add(own, scores=task.scores(entry["texts"]))
             except EngineError as error:
                 self._tell(f"{task.name} is not judged: {error}. Judge it elsewhere: run it again beside the journal")
                 return None
-        return self.journal[own]["scores"]
+        return {**entry, "scores": self.journal[own]["scores"]}
 
-    def produce(self, column: Column, columns: Sequence[Column], task: Task) -> list[Written]:
-        """Write for the task's prompts, whatever the journal has."""
-        return self._route(columns, task) if column.kind == "router" else self._written(column.model, task)
+    def produce(self, column: Column, columns: Sequence[Column], tasks: Sequence[Task]) -> list[list[Written]]:
+        """Write for the tasks' prompts, whatever the journal has."""
+        asked = [(example, task.new_tokens) for task in tasks for example in task.write]
+        found = self._route(columns, asked) if column.kind == "router" else self._written(column, asked)
+        behind = iter(found)
+        return [list(islice(behind, len(task.write))) for task in tasks]
 
-    def _written(self, model: ComposedForCausalLM, task: Task, only: Sequence[int] | None = None) -> list[Written]:
-        """All prompts' texts, or those of some of them."""
-        examples = task.write if only is None else [task.write[number] for number in only]
-        asks = [Ask(tuple(prompt), TextOptions(task.new_tokens)) for prompt, _ in self._texts(model, examples)]
-        found = dict(BlockWriter(model, self.plan.batch_size, self.plan.engine, self.log).write(asks))
+    def _written(self, column: Column, asked: Sequence[Asked]) -> list[Written]:
+        texts = self._texts(column.model, [example for example, _ in asked])
+        asks = [Ask(tuple(prompt), TextOptions(new)) for (prompt, _), (_, new) in zip(texts, asked, strict=True)]
+        engine, batch = self.plan.engine, self.plan.batch_size
+        if column.kind == "arrow":  # of which no graph can be captured: the more at once, the less launches matter
+            engine, batch = "reference", len(asks)
+        found = dict(BlockWriter(column.model, batch, engine, self.log).write(asks))
         return [found[number] for number in range(len(asks))]
 
-    def _route(self, columns: Sequence[Column], task: Task) -> list[Written]:
+    def _route(self, columns: Sequence[Column], asked: Sequence[Asked]) -> list[Written]:
         experts = [each for each in columns if each.kind == "expert"]
-        chosen = routes(experts, self._texts(experts[0].model, task.write), self.plan.batch_size)
+        texts = self._texts(experts[0].model, [example for example, _ in asked])
+        chosen = routes(experts, texts, min(self.plan.batch_size, READ_AT_ONCE))
         found: dict[int, Written] = {}
         for number, expert in enumerate(experts):
             own = [place for place, each in enumerate(chosen) if each == number]
             if own:
-                found |= dict(zip(own, self._written(expert.model, task, own), strict=True))
-        return [found[place] for place in range(len(task.write))]
+                found |= dict(zip(own, self._written(expert, [asked[place] for place in own]), strict=True))
+        return [found[place] for place in range(len(asked))]
 
-    def tune(self, experts: Sequence[str], tasks: Sequence[Task], identity: Any) -> Callable[..., float]:
+    def tune(self, experts: Sequence[str], tasks: Sequence[Task], identity: Any) -> Tuned:
         """A chooser of strengths: by what is written for development prompts, or by their likelihood, on the mean over
         the experts' own tasks; of equals the smaller strength."""
         own = [task for task in tasks if task.name in experts]
         if self.plan.develop_by_writing:
             own = [task for task in own if task.write] or own
 
-        def choose(method: str, models: Mapping[float, Make]) -> float:
-            found = {}
-            for strength, make in models.items():
-                column = Column(f"{method} λ={strength:g}", "merge", ["tuned", method, strength, identity], make)
-                found[strength] = fmean(self._develop(column, task) for task in own)
-                column.release()
-            return max(found, key=lambda strength: (found[strength], -strength))
+        def choose(models: Mapping[str, Mapping[float, Make]]) -> dict[str, float]:
+            tried = [(method, strength, make) for method, by in models.items() for strength, make in by.items()]
+            columns = [
+                Column(f"{method} λ={strength:g}", "merge", ["tuned", method, strength, identity], make)
+                for method, strength, make in tried
+            ]
+            means = self.each([partial(self._develop, column, own) for column in columns])
+            found = [(mean, -strength, method) for mean, (method, strength, _) in zip(means, tried, strict=True)]
+            return {method: -max(each[:2] for each in found if each[2] == method)[1] for method in models}
 
         return choose
 
-    def _develop(self, column: Column, task: Task) -> float:
-        if self.plan.develop_by_writing and task.write:
-            written = self.write(column, [column], task)
-            assert written is not None  # no task with development prompts needs programs to be run
-            return fmean(written["scores"]["right"])
-        return -self.read([column], task)[column.name].mean
+    def _develop(self, column: Column, tasks: Sequence[Task]) -> float:
+        """How good a column is on the mean over development tasks."""
+        written = [task for task in tasks if task.write] if self.plan.develop_by_writing else []
+        entries = self.write(column, [column], written) if written else []
+        scores = [fmean(entry["scores"]["right"]) for entry in entries if entry is not None]
+        scores += [-self.read([column], task)[column.name].mean for task in tasks if task not in written]
+        column.release()
+        return fmean(scores)
 
 
 def _prompts(examples: Sequence[Example]) -> str:

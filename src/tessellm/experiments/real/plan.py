@@ -37,7 +37,7 @@ class Plan:
     arrow: tuple[int, ...]  # experts that are heard at once
     two: int  # prompts per pair of skills
     batch_size: int
-    engine: str  # that writes; an engine's own preparations take longer than one column's texts on a GPU
+    engine: str  # that writes
     numbers: int  # log-probabilities that reading holds at once
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
@@ -65,6 +65,6 @@ PLANS = {
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=256, engine="reference", numbers=1 << 29, timed=128,
+        batch_size=160, engine="auto", numbers=1 << 29, timed=128,
     ),
 }  # fmt: skip
