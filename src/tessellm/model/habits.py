@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 AT_ONCE = 1 << 27  # logits of prompts that are read together
+SPREAD = 3.0  # by which each expert's sum of deviations deviates on usual prompts: numbers that go together count less
 SMALLEST = 1e-2  # deviation: an expert that always does the same is not told from one that hardly differs
 
 
@@ -51,8 +52,9 @@ def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Be
         return rule
     rule = replace(rule, opening=opening, turn=turn[-rule.span :])
     number_PKN = torch.cat(list(_numbers(model, rule, prompts, weights)))
-    deviation_KN = number_PKN.std(0).clamp_min(SMALLEST)
-    return replace(rule, habits=torch.cat([number_PKN.mean(0), deviation_KN], -1).tolist())
+    mean_KN, deviation_KN = number_PKN.mean(0), number_PKN.std(0).clamp_min(SMALLEST)
+    spread_K = ((number_PKN - mean_KN) / deviation_KN).sum(-1).std(0).clamp_min(SMALLEST)
+    return replace(rule, habits=torch.cat([mean_KN, deviation_KN * spread_K[:, None] / SPREAD], -1).tolist())
 
 
 def _in_chat(tokenizer: Any) -> list[list[int]]:

@@ -88,7 +88,7 @@ class Belief(BaseRule):
     habits: Sequence[Sequence[float]] = ()
     opening: Sequence[int] = ()
     turn: Sequence[int] = ()
-    span: int = 64
+    span: int = 128
     name: str = "belief"
     tells = frozenset({"law_BTL", "score_BTK"})
 

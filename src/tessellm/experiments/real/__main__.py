@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", choices=sorted(PLANS), default="full")
     parser.add_argument("--sets", nargs="+", metavar="SET", help=f"some of: {', '.join(ALL_SETS)}")
+    parser.add_argument("--rules", nargs="+", metavar="RULE", help="these alone, beside base and experts; no peers")
     parser.add_argument("--limit", type=int, help="prompts per task")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: as the size asks; cpu where all is written and only to be judged")
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         places = Places.found(given.data, given.adapters, given.trained, given.base)
         plan = PLANS[given.size].limited(given.limit, tuple(given.sets) if given.sets else None)
+        plan = plan.of_rules(given.rules) if given.rules else plan
         with results_folder(given.out):
             log = partial(print, flush=True)
             run = Run(places, plan, given.seed, given.out, given.size, given.device)

@@ -91,7 +91,7 @@ def peer_columns(experts: Experts, plan: Plan, tuned: Tuned, seed: int = 0) -> l
     for top_k in plan.arrow:
         name = f"Arrow, top-k {top_k}"
         found.append(Column(name, "arrow", ["arrow", top_k, *what], partial(routed, top_k, name)))
-    return [*found, Column(ROUTER, "router", ["router", *what])]
+    return [*found, *([Column(ROUTER, "router", ["router", *what])] if plan.router else [])]
 
 
 def trained_column(experts: Experts, name: str, folder: Path | None) -> list[Column]:

@@ -15,7 +15,7 @@ from .columns import Column
 from .measure import Measuring, Task
 from .results import SetResult
 
-TIMED_TOKENS = 64
+TIMED_TOKENS = 32
 
 
 def costs_of(result: SetResult, tasks: Sequence[Task], measuring: Measuring) -> dict[str, Any]:

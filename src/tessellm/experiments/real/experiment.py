@@ -133,15 +133,17 @@ def jobs_of(columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuri
     writing = [
         partial(measuring.write, column, columns, part)
         for column in sorted(columns, key=lambda column: SLOW.get(column.kind, len(SLOW)))
-        for part in parts_of(column, columns, tasks)
+        for part in parts_of(column, columns, tasks, measuring)
     ]  # fmt: skip
     return [*writing, *(partial(measuring.read, columns, task) for task in tasks if task.read)]
 
 
-def parts_of(column: Column, columns: Sequence[Column], tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks that a column writes for: all at once, or, where no engine writes, one by one."""
+def parts_of(
+    column: Column, columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring
+) -> list[list[Task]]:
+    """The tasks that a column writes for: all with one engine, or, by the reference, one by one."""
     own = [task for task in tasks if task.write and column in writers(columns, task)]
-    return [[task] for task in own] if column.kind == "arrow" else [own] if own else []
+    return [[task] for task in own] if measuring.by_reference(column) else [own] if own else []
 
 
 def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring) -> SetResult:
@@ -153,7 +155,7 @@ def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measu
         if task.write:
             result.written[task.name] = {}
     for column in columns:
-        for part in parts_of(column, columns, tasks):
+        for part in parts_of(column, columns, tasks, measuring):
             (entries,) = measuring.each([partial(measuring.write, column, columns, part)])
             for task, entry in zip(part, entries, strict=True):
                 if entry is not None:

@@ -19,7 +19,7 @@ from ...text.options import TextOptions
 from ...text.prompts import tokenizer_of
 from .columns import Column, Make, Tuned, routes
 from .packing import Text
-from .plan import Plan
+from .plan import EQ2, Plan
 from .programs import exit_codes
 from .reading import Read, read_alone, read_together
 from .shared import SharedJournal
@@ -198,11 +198,14 @@ class Measuring:
     def _written(self, column: Column, asked: Sequence[Asked]) -> list[Written]:
         texts = self._texts(column.model, [example for example, _ in asked])
         asks = [Ask(tuple(prompt), TextOptions(new)) for (prompt, _), (_, new) in zip(texts, asked, strict=True)]
-        engine, batch = self.plan.engine, self.plan.batch_size
-        if column.kind == "arrow":  # of which no graph can be captured: the more at once, the less launches matter
-            engine, batch = "reference", len(asks)
-        found = dict(BlockWriter(column.model, batch, engine, self.log).write(asks))
+        by = ("reference", self.plan.at_once) if self.by_reference(column) else ("auto", self.plan.batch_size)
+        found = dict(BlockWriter(column.model, by[1], by[0], self.log).write(asks))
         return [found[number] for number in range(len(asks))]
+
+    def by_reference(self, column: Column) -> bool:
+        """Whether all prompts of a task are written for together: what has no state needs no logits of prompts, and an
+        engine reads prompts one by one."""
+        return self.plan.at_once > 0 and column.rule in (None, EQ2)
 
     def _route(self, columns: Sequence[Column], asked: Sequence[Asked]) -> list[Written]:
         experts = [each for each in columns if each.kind == "expert"]

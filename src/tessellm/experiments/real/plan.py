@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import TessellmError, nearest
@@ -37,10 +38,19 @@ class Plan:
     arrow: tuple[int, ...]  # experts that are heard at once
     two: int  # prompts per pair of skills
     batch_size: int
-    engine: str  # that writes
+    at_once: int  # prompts that the reference writes for together, which writes for columns whose rule has no state
     numbers: int  # log-probabilities that reading holds at once
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
+
+    router: bool = True
+
+    def of_rules(self, rules: Sequence[str]) -> Plan:
+        """The same with these rules alone beside base and experts: no peers."""
+        for name in rules:
+            if name not in RULES:
+                raise TessellmError(f"unknown rule {name!r}; {nearest(name, RULES)}")
+        return replace(self, rules=tuple(rules), merges=(), arrow=(), router=False, timed=0)
 
     def limited(self, prompts: int | None, sets: tuple[str, ...] | None) -> Plan:
         """The same with fewer prompts, or other sets."""
@@ -60,11 +70,11 @@ PLANS = {
     "cpu": Plan(
         read=4, write=6, writing=("bash", "intents", "sql", "capitals"), develop=2, develop_by_writing=False,
         sets=("six",), rules=("belief", EQ2), merges=("task-arithmetic",), strengths=(0.2, 0.4), arrow=(), two=0,
-        batch_size=6, engine="auto", numbers=1 << 28, timed=0, new_tokens=56,
+        batch_size=6, at_once=0, numbers=1 << 28, timed=0, new_tokens=56,
     ),
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=160, engine="auto", numbers=1 << 29, timed=128,
+        batch_size=160, at_once=800, numbers=1 << 29, timed=128,
     ),
 }  # fmt: skip
