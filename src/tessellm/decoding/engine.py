@@ -27,6 +27,7 @@ from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
 from .requests import Request, RequestLimits
 from .sampling import Sampling, TokenChoice
+from .slots import PromptRead
 from .speculation import Speculation
 from .speculation.speculation import Speculator
 from .voices import SpecialRows, Voice, sort_rows
@@ -76,7 +77,7 @@ class Engine:
         self.speculator = Speculator(speculation, model, self.steps) if speculation else None
         self.limits = RequestLimits(model.config.vocab_size, self.context, self.window, speculation is not None)
         self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
-        self.schedule = PromptSchedule(self.prefixes, self.window, model.device.type == "cuda")
+        self.schedule = PromptSchedule(self.prefixes, self.window, model.rule.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
         self.in_slot: list[Request | None] = [None] * slots
@@ -125,6 +126,9 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Run one pass over prompts, then one over all sequences; the requests to which tokens came or that ended."""
+        pace, decoding = self.schedule.pace, any(request is not None and request.asked for request in self.in_slot)
+        if pace is not None:
+            pace.begin()
         if self.waiting and None in self.in_slot:
             self._admit()
         if any(request is not None and not request.asked for request in self.in_slot):
@@ -134,6 +138,8 @@ class Engine:
             self._collect(0, self._decode(self.speculator))
         else:
             self._collect(self.steps.lag, self._decode(None))
+        if pace is not None:
+            pace.end(decoding)
         told, self._told = list(self._told), {}
         return told
 
@@ -158,10 +164,10 @@ class Engine:
         requests, slots, choice, special = portion.requests, portion.slots, TokenChoice.NONE, None
         if portion.last:
             choice = max(request.sampling.choice for request in requests)
-            if any(request.voice or request.observer for request in requests):
-                special = sort_rows(requests, range(len(requests)), self.voice)
+        if portion.reads is not PromptRead.NOTHING and any(request.voice or request.observer for request in requests):
+            special = sort_rows(requests, range(len(requests)), self.voice)
         try:
-            self.steps.prefill(slots, *portion.tokens(), choice, special)
+            self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads)
         except torch.OutOfMemoryError as error:
             _return_memory()
             if not self.schedule.feed_less(portion):
@@ -171,7 +177,8 @@ class Engine:
         fetch = self.steps.fetch(slots)
         if self.speculator and portion.last:
             self.speculator.drafter.read(requests)  # while the device does, too
-        return Arrival(requests, slots, portion.counts, [int(portion.last)] * len(slots), fetch, special)
+        shown = special if portion.last else None
+        return Arrival(requests, slots, portion.counts, [int(portion.last)] * len(slots), fetch, shown)
 
     def _decode(self, speculator: Speculator | None) -> Arrival | None:
         """Add a token to every sequence, or several to each by drafts."""

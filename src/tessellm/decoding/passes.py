@@ -20,7 +20,7 @@ from ..rules import Explanation, Rule, normalised, working_dtype
 from .buffers import RuleStates, SlotBuffers
 from .members.groups import Members, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
-from .slots import RowOrder, TokenBatch
+from .slots import PromptRead, RowOrder, TokenBatch
 from .voices import SpecialRows, Voice
 
 READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
@@ -89,25 +89,29 @@ class Workspace:
 def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: SpecialRows | None = None) -> None:
     """Feed tokens of prompts, padded on the left; at the prompts' ends also choose their first new tokens."""
     slots, slot_B = work.slots, batch.slot_B
-    if choice is not TokenChoice.NONE:  # the rules need the logits of their windows, at the prompts' ends
+    if batch.reads is not PromptRead.NOTHING:  # the rules need the logits of their windows, at the prompts' ends
         window = special.window if special else work.voice.rule.window
         batch = replace(batch, keep=min(batch.token_BT.shape[1], window + 1))
     logits_M = member_logits(work.groups, batch)
-    if choice is TokenChoice.NONE:
+    if batch.reads is PromptRead.NOTHING:
         slots.logprob_S[slot_B] = 0.0
         slots.broken_S[slot_B] = broken_member(normalised([logits[:, -1:] for logits in logits_M]))
         return
     fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
+    begun = batch.reads is PromptRead.GO_ON
     if special is None:
-        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B)
+        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, begun)
     else:
         logp_BV, broken_B = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
             at_B = torch.tensor(rows, device=slot_B.device)
             heard_M = [logits[at_B] for logits in logits_M]
             logp_BV[at_B], broken_B[at_B], special.why[voice] = _read_prompt(
-                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B]
+                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], begun
             )
+    if choice is TokenChoice.NONE:
+        slots.logprob_S[slot_B], slots.broken_S[slot_B] = 0.0, broken_B
+        return
     position_B = batch.position_BT[:, -1] + 1
     token_B, logprob_B = choose_tokens(slots, logp_BV, slot_B, position_B, choice)
     if special is not None:
@@ -119,11 +123,17 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
 
 
 def _read_prompt(
-    work: Workspace, voice: Voice, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor
+    work: Workspace,
+    voice: Voice,
+    logits_M: Sequence[Tensor],
+    token_BT: Tensor,
+    real_BT: Tensor,
+    slot_B: Tensor,
+    begun: bool,
 ) -> tuple[Tensor, Tensor, Explanation]:
-    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state; the last position's
-    log-probabilities, broken members, and why the rule says so."""
-    state: Any = None
+    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from it; the
+    last position's log-probabilities, broken members, and why the rule says so."""
+    state: Any = work.states.read(voice, slot_B) if begun else None
     broken_B = torch.full_like(slot_B, -1)
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))

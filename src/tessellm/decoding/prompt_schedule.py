@@ -1,7 +1,8 @@
 """Which prompts are fed next and how much of each, so that others go on while a long one is read.
 
-Prompts are fed in chunks, several at a time where little of the pass is padding. When memory runs out, fewer are fed at
-once, then in shorter chunks. Knows token ids and slots; passes.py computes.
+Prompts are fed in chunks, several at a time where little of the pass is padding, in the order in which they came. For
+people who watch (`keep_pace`), chunks are so short that those who are being written to hardly notice. When memory runs
+out, fewer are fed at once, then in shorter chunks. Knows token ids and slots; passes.py computes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from .prefixes import Prefixes
+from .prompt_pace import PromptPace
 from .requests import Request
+from .slots import PromptRead
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass
@@ -31,6 +34,7 @@ class Portion:
     slots: list[int]
     counts: list[int]
     last: bool
+    reads: PromptRead
 
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Lay out tokens and positions, padded on the left with tokens of the same row: [B, width]."""
@@ -45,12 +49,18 @@ class Portion:
 class PromptSchedule:
     """Chooses what each pass feeds of the prompts in the slots."""
 
-    def __init__(self, prefixes: Prefixes, window: int, on_gpu: bool):
-        self.prefixes, self.window = prefixes, window
+    def __init__(self, prefixes: Prefixes, window: int, own_window: int, on_gpu: bool):
+        """`window`: the longest of any rule; `own_window`: that of requests without a voice of their own."""
+        self.prefixes, self.window, self.own_window = prefixes, window, own_window
         self.chunk = CHUNK_ON_GPU if on_gpu else CHUNK  # less when memory runs out
         self.pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS
-        self.patient = on_gpu  # there one prompt costs what several do
+        self.on_gpu = self.patient = on_gpu  # there one prompt costs what several do
+        self.pace: PromptPace | None = None
         self._waited = 0  # steps that prompts have waited, summed over prompts
+
+    def keep_pace(self) -> None:
+        """Feed prompts in chunks that take little longer than a step, while others are being written to."""
+        self.pace = PromptPace(self.on_gpu)
 
     def next(
         self, in_slot: Sequence[Request | None], queued: bool, copy: Callable[[int, int, int], None]
@@ -60,19 +70,35 @@ class PromptSchedule:
         rows = {slot: r for slot, r in rows.items() if not self.prefixes.waits(r, in_slot)}
         if not rows or (queued and self._waits(list(rows.values()), in_slot)):
             return None
+        paced = self.pace.tokens if self.pace and any(r is not None and r.asked for r in in_slot) else None
+        most = self.pass_tokens if paced is None else min(paced, self.pass_tokens)
         takes: dict[int, int] = {}
-        last = False
-        for slot, request in rows.items():
+        kind = (False, PromptRead.NOTHING)
+        for slot, request in sorted(rows.items(), key=lambda row: row[1].number):
             if not request.fed:
                 request.advance(fed=self.prefixes.reuse(request.prompt, slot, copy))
-            left = len(request.prompt) - request.fed
-            ends = left <= self.chunk + self.window  # the last chunk is never shorter than the rule's window
-            count = left if ends else self.chunk
+            count, own = self._piece(request, paced)
             padded = max([count, *takes.values()]) * (len(takes) + 1)
-            fits = padded <= min(self.pass_tokens, MOST_PADDED * (sum(takes.values()) + count))
-            if not takes or (fits and ends == last):
-                takes[slot], last = count, ends
-        return Portion([rows[slot] for slot in takes], list(takes), list(takes.values()), last)
+            fits = padded <= min(most, MOST_PADDED * (sum(takes.values()) + count))
+            if not takes or (fits and own == kind):
+                takes[slot], kind = count, own
+        if self.pace is not None:
+            self.pace.feed(max(takes.values()) * len(takes))
+        return Portion([rows[slot] for slot in takes], list(takes), list(takes.values()), *kind)
+
+    def _piece(self, request: Request, paced: int | None) -> tuple[int, tuple[bool, PromptRead]]:
+        """Choose how many tokens of a prompt are fed next; whether it ends with them, and what its rule reads of them:
+        the window at the prompt's end, which is fed at once unless others would wait for it, then piece by piece."""
+        left, chunk = len(request.prompt) - request.fed, min(self.chunk, paced or self.chunk)
+        window = request.voice.rule.window if request.voice else self.own_window
+        outside = max(0, left - window - 1)  # tokens before those that the rule reads
+        begun = left <= window and request.fed > 0
+        if begun or (paced is not None and not self.on_gpu and left > chunk):
+            count = min(chunk, outside or left)
+            reads = PromptRead.GO_ON if begun else PromptRead.NOTHING if outside else PromptRead.BEGIN
+            return count, (count == left, reads)
+        ends = left <= chunk + self.window
+        return (left, (True, PromptRead.BEGIN)) if ends else (chunk, (False, PromptRead.NOTHING))
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since

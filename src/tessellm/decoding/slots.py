@@ -26,6 +26,14 @@ class RowOrder(Enum):
     FIRST_SLOTS = "first"  # row b is slot b; tokens are padded on the right
 
 
+class PromptRead(Enum):
+    """What the rule reads of a prompt's tokens in a pass."""
+
+    NOTHING = "nothing"  # the prompt goes on for longer than the rule looks back
+    BEGIN = "begin"  # the last of them, and nothing of this prompt before
+    GO_ON = "go on"  # all of them, after those before
+
+
 @dataclass(frozen=True)
 class TokenBatch:
     """The tokens of one pass."""
@@ -39,6 +47,7 @@ class TokenBatch:
     start: int | None = (
         None  # where every row begins, if all begin there, none has padding, and the cells end with them
     )
+    reads: PromptRead = PromptRead.BEGIN
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from .buffers import StepResult
 from .passes import Workspace, decode_step, prefill
 from .sampling import TokenChoice
-from .slots import TokenBatch
+from .slots import PromptRead, TokenBatch
 from .voices import SpecialRows
 
 DraftPass = Callable[[int, int, int, TokenChoice], None]  # of rows, length, cells, choice
@@ -35,12 +35,13 @@ class Steps:
         position_BT: Tensor,
         choice: TokenChoice,
         special: SpecialRows | None = None,
+        reads: PromptRead = PromptRead.BEGIN,
     ) -> None:
         """Feed tokens of prompts, padded on the left, given on the host."""
         stop, start, width = int(position_BT.max()) + 1, int(position_BT[0, 0]), position_BT.shape[1]
         alike = start >= 0 and bool((position_BT == torch.arange(start, start + width)).all())
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
-        batch = TokenBatch(token_BT, position_BT, slot_B, stop, start=start if alike else None)
+        batch = TokenBatch(token_BT, position_BT, slot_B, stop, start=start if alike else None, reads=reads)
         prefill(self.work, batch, choice, special)
 
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:

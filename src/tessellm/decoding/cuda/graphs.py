@@ -19,6 +19,7 @@ from ...errors import first_line
 from ..buffers import StepResult
 from ..passes import Workspace, decode_step
 from ..sampling import TokenChoice
+from ..slots import PromptRead
 from ..steps import DraftPass, Steps
 from ..voices import SpecialRows
 from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, grid, padding_rows, split_rows
@@ -58,9 +59,10 @@ class GraphSteps(Steps):
         position_BT: Tensor,
         choice: TokenChoice,
         special: SpecialRows | None = None,
+        reads: PromptRead = PromptRead.BEGIN,
     ) -> None:
         """Replay short prompts' ends as graphs, where such shapes came before; run all else as it is."""
-        graphable = choice is not TokenChoice.NONE and not special
+        graphable = choice is not TokenChoice.NONE and not special and reads is PromptRead.BEGIN
         parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
         shapes = [self._shape(part, choice) for part in parts]
         if parts and all(map(self.prompts.takes, parts)) and self._met(shapes):
@@ -72,7 +74,7 @@ class GraphSteps(Steps):
             except torch.OutOfMemoryError:  # graphs keep their memory; passes as they are give it back
                 self.prompts.turn_off()
                 torch.cuda.empty_cache()
-        super().prefill(slots, token_BT, position_BT, choice, special)
+        super().prefill(slots, token_BT, position_BT, choice, special, reads)
         self.prompts.note(shapes)
 
     @torch.inference_mode()
