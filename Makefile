@@ -45,6 +45,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/reference_overhead.py
 	$(BIN)/python benchmarks/trace_overhead.py
 	$(BIN)/python benchmarks/serve_latency.py
+	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/cpu_decoding.py
 	$(BIN)/python benchmarks/import_time.py
 

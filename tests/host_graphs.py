@@ -16,8 +16,17 @@ from tessellm.decoding.cuda import graphs
 from tessellm.decoding.cuda.compiled_rule import compiled_runner
 from tessellm.decoding.cuda.graphs import GraphSteps
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.prompt_pace import PromptPace
 
 REFUSAL = "Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+
+
+class FixedPromptPace(PromptPace):
+    """Pieces of so many tokens, whatever they take."""
+
+    def __init__(self, tokens: int):
+        super().__init__(on_gpu=False)
+        self.tokens = self.least = self.most = tokens
 
 
 class HostRecorder:

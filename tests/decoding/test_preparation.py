@@ -11,7 +11,7 @@ import torch
 
 import tessellm
 from tessellm.decoding import preparation
-from tessellm.decoding.cuda import compiled_rule, graphs
+from tessellm.decoding.cuda import compiled_rule, graphs, prompt_graphs
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling, TokenChoice
@@ -20,7 +20,7 @@ from tessellm.rules.base import BaseRule
 
 from conftest import build_model, perturbed
 from decoding_cases import composition, prompts
-from host_graphs import REFUSAL, captured
+from host_graphs import REFUSAL, FixedPromptPace, captured
 
 WAYS = [
     Sampling(9, ignore_end=True),
@@ -72,6 +72,31 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(
     assert not any(engine.prefixes.written)
     assert written(engine) == written(Engine(model, slots=2, context=90))
     assert prepared.late == 0
+
+
+def test_pieces_of_long_prompts_are_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where pieces are of a few widths, and prompts' ends of any; while another text is written."""
+    monkeypatch.setattr(graphs, "LEAST_ON_GPU", 32)
+    monkeypatch.setattr(prompt_graphs, "MOST_TOKENS", 64)
+    base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine = captured(Engine(model, slots=2, context=200))
+    engine.schedule.pace, engine.schedule.on_gpu = FixedPromptPace(32), True
+    prepared = prepare(engine)
+    passes: list[Any] = []
+    replay = graphs.GraphSteps._replay
+    monkeypatch.setattr(
+        graphs.GraphSteps, "_replay", lambda self, *key: (passes.append((key[0], key[-1])), replay(self, *key))[1]
+    )
+    found = [engine.submit([5, 6, 7], Sampling(40, ignore_end=True))]
+    engine.step()
+    found += [engine.submit((text * 40)[:150], WAYS[n]) for n, text in enumerate(prompts(3, 20))]
+    while engine.busy:
+        engine.step()
+    assert passes.count(("feed", TokenChoice.NONE)) >= 4
+    assert prepared.late == 0
+    expected = Engine(model, slots=2, context=200).generate([r.prompt for r in found], [r.sampling for r in found])
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
 
 
 def test_what_comes_late_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

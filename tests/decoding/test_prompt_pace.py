@@ -8,23 +8,16 @@ import pytest
 
 import tessellm
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.prompt_pace import LEAST, LONGER, MOST, PromptPace
+from tessellm.decoding.prompt_pace import LEAST, MOST, MOST_STEPS, RECENT, WITHIN, PromptPace
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.serve.voices import Speakers
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, unexcused
+from host_graphs import FixedPromptPace
 
 LONG, NEW = Sampling(60, ignore_end=True), Sampling(6, ignore_end=True)
-
-
-class FixedPromptPace(PromptPace):
-    """Pieces of so many tokens, whatever they take."""
-
-    def __init__(self, tokens: int):
-        super().__init__(on_gpu=False)
-        self.tokens = self.least = self.most = tokens
 
 
 @pytest.fixture(scope="module", params=["belief", "product"])
@@ -125,15 +118,19 @@ def test_pieces_take_as_long_as_they_may() -> None:
     step(0.1, pace.tokens)
     assert pace.tokens == LEAST  # there is nothing to compare with yet
     for seconds in (0.1, 0.4):
-        for _ in range(12):
+        for _ in range(RECENT):
+            step(seconds)
             step(seconds)
             step(seconds, pace.tokens)
-        assert abs(0.05 + 0.02 * pace.tokens - LONGER * seconds) <= 0.03
+        assert seconds + 0.05 + 0.02 * pace.tokens == pytest.approx(WITHIN * seconds, abs=0.03)
     before = pace.tokens
     step(0.4, 1)
     step(9.0, MOST, decoding=False)
     assert pace.tokens == before  # neither tells anything
-    for _ in range(9):
-        step(1e-4, pace.tokens)
+    for _ in range(RECENT):  # users come so fast that every step has a piece
+        step(0.4, pace.tokens)
+    assert 0.4 + 0.05 + 0.02 * pace.tokens == pytest.approx(MOST_STEPS * 0.4, abs=0.03)
+    for _ in range(RECENT):
         step(1e-4)
+        step(1e-4, pace.tokens)
     assert pace.tokens == LEAST

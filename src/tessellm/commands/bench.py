@@ -11,7 +11,12 @@ from rich.table import Table
 
 from ..errors import EngineError
 from .options import SpeakerOptions
-from .shared import NARROW, JsonPath, err, on_command_line, out, readable_size, writable, write_json
+from .shared import NARROW, JsonPath, as_option, err, on_command_line, out, readable_size, writable, write_json
+
+NOT_SERVED = (
+    "shapes", "kind", "experts", "batch", "rounds", "compiled", "loops", "speculate", "rule", "weights", "device",
+    "dtype", "figure",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,30 @@ class ShapeOptions:
     kind: Annotated[
         Literal["full", "lora"], typer.Option(help="With --shapes: experts that are models, or LoRA of rank 16.")
     ] = "full"
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """What users of a server feel"""
+
+    latency: Annotated[
+        bool,
+        typer.Option(
+            "--latency",
+            help="Serve it, and its base alone, in processes of their own: time to first token and between tokens, "
+            "from process start and under load. Takes --prompt (a mix), --new-tokens, --json and these.",
+        ),
+    ] = False
+    requests: Annotated[int, typer.Option(min=1, help="Requests per load.")] = 40
+    load: Annotated[
+        list[float] | None,
+        typer.Option(help="Arrivals over the throughput that was measured; several: each.  [default: 0.5, 0.8]"),
+    ] = None
+    slots: Annotated[int, typer.Option(min=1, help="Requests that the server runs at once.")] = 4
+    seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 0
+    vllm: Annotated[
+        Path | None, typer.Option(metavar="PYTHON", help="Also by vLLM, in the environment of this interpreter.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +82,7 @@ def bench(
     *,
     shaped: ShapeOptions,
     swept: SweepOptions,
+    felt: LatencyOptions,
     speaker: SpeakerOptions,
     json_path: JsonPath = None,
     figure: Annotated[Path | None, typer.Option(callback=writable, help="Also draw the sweep into this file.")] = None,
@@ -64,6 +94,11 @@ def bench(
         raise EngineError("--kind goes with --shapes: a composition has experts of its own")
     if shaped.shapes is not None and speaker.weights is not None:
         raise EngineError("--weights goes with a composition: experts with random weights all have the weight 1")
+    if felt.latency:
+        _latency(given, model, swept, felt, json_path)
+        return
+    if alone := on_command_line(given, ("requests", "load", "slots", "seed", "vllm")):
+        raise EngineError(f"{as_option(alone[0])} goes with --latency")
     from ..bench.figure import check_format, draw
     from ..provenance import environment
 
@@ -74,6 +109,41 @@ def bench(
     write_json(json_path, {**result, **environment()})
     if figure is not None:
         draw(result, figure)
+
+
+def _latency(
+    given: typer.Context, model: str | None, swept: SweepOptions, felt: LatencyOptions, json_path: Path | None
+) -> None:
+    """Measure servers and show what their users feel."""
+    if other := on_command_line(given, NOT_SERVED):
+        raise EngineError(f"--latency measures a model as `tessellm serve` serves it: leave out {as_option(other[0])}")
+    assert model is not None, "shapes are not served"
+    from ..bench.compared import compare_latency
+    from ..bench.latency import LatencyPlan
+    from ..provenance import environment
+
+    usual = LatencyPlan()
+    plan = LatencyPlan(
+        felt.requests, swept.new_tokens, tuple(swept.prompt or usual.prompts), tuple(felt.load or usual.loads),
+        felt.slots, felt.seed,
+    )  # fmt: skip
+    result = compare_latency(model, plan, felt.vllm, _progress)
+    out.print(latency_table(result))
+    write_json(json_path, {**result, **environment()})
+
+
+def latency_table(result: dict) -> Table:
+    """Lay out milliseconds per server and load."""
+    table = Table("", "load", "first\ntoken", "99 %", "gap", "99 %", "largest", "99 % over\nmedian", **NARROW)
+    for name, server in result["servers"].items():
+        rows = {"first request": "first_request", "all slots": "all_slots"}
+        rows |= {f"{load:.0%}": f"load_{load:g}" for load in result["plan"]["loads"]}
+        for load, key in rows.items():
+            first, gaps, over = (server[key].get(part) for part in ("first_token_ms", "gap_ms", "p99_over_median"))
+            numbers = [*(first.get(n) for n in ("median", "p99")), *(gaps.get(n) for n in ("median", "p99", "largest"))]
+            cells = [f"{number:,.0f}" if number is not None else "" for number in numbers]
+            table.add_row(name, load, *cells, f"{over:.1f}" if over else "")
+    return table
 
 
 def _measured(model: str | None, shaped: ShapeOptions, swept: SweepOptions, speaker: SpeakerOptions) -> dict[str, Any]:

@@ -1,13 +1,18 @@
 """PromptPace: how many tokens of prompts a pass feeds while others are being written to, so that their next tokens come
-not much later than without. Learnt from how long steps take; knows numbers and a clock alone."""
+not much later than they are used to: few where steps are mostly without prompts, more where users come so fast that
+most steps have some. Learnt from how long steps take; knows numbers and a clock alone."""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 
-LONGER = 1.4  # steps' time that a pass over prompts may add to a step
+WITHIN = 2.5  # medians of the last steps: how long a step with a pass over prompts may take
+MOST_STEPS = 4.0  # steps without prompts: the same, where most of the last ones had such a pass
+RECENT = 64  # steps of which the median is taken
 LEAST, MOST = 4, 256  # tokens per pass
-LEAST_ON_GPU, MOST_ON_GPU = 256, 2048  # there fewer take as long
+LEAST_ON_GPU, MOST_ON_GPU = 256, 2048  # there fewer take as long; powers of two, which are captured
 NEWEST = 0.3  # weight of the last measurement of a step
 AT_ONCE = 2.0  # factor by which a pass may become larger or smaller than the one before
 
@@ -17,10 +22,11 @@ class PromptPace:
 
     def __init__(self, on_gpu: bool):
         self.least, self.most = (LEAST_ON_GPU, MOST_ON_GPU) if on_gpu else (LEAST, MOST)
-        self.tokens = self.least
+        self.tokens, self.on_gpu = self.least, on_gpu
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.clock = time.perf_counter if on_gpu else time.thread_time
         self._step: float | None = None  # seconds without prompts
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds with them and without
         self._began, self._fed = 0.0, 0
 
     def begin(self) -> None:
@@ -36,11 +42,14 @@ class PromptPace:
         seconds = self.clock() - self._began
         if not decoding:
             return
+        self._recent.append(seconds)
         if not self._fed:
             before = seconds if self._step is None else self._step
             self._step = before + NEWEST * (seconds - before)
         elif self._step is not None:
-            share = LONGER * self._step / max(seconds - self._step, 1e-9)
+            allowed = min(WITHIN * statistics.median(self._recent), MOST_STEPS * self._step) - self._step
+            share = max(allowed, 0.0) / max(seconds - self._step, 1e-9)
             if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
-                wanted = int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share)))
+                wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
+                wanted = 1 << (wanted.bit_length() - 1) if self.on_gpu else wanted
                 self.tokens = max(self.least, min(self.most, wanted))

@@ -22,10 +22,11 @@ log = logging.getLogger("tessellm.serve")
 def make_ready(engine: Engine, speakers: Speakers) -> Prepared:
     """Try the composition traced and a member watched, which take other paths than most; prepare the rest. From
     then on prompts are read in pieces while others are written to."""
-    own, member = speakers.find(speakers.name), speakers.find(speakers.names[-1])
     room = engine.context - 1
     prompt, sampling = [0] * min(TOKENS, room), Sampling(min(NEW, room), ignore_end=True)
-    tried = [Request(prompt, sampling, who.voice, observer) for who, observer in ((own, own.trace), (member, top))]
+    own, member = speakers.find(speakers.name), speakers.find(speakers.names[-1])
+    watched = [(own, own.trace), (member, top)] if len(speakers.members) > 1 else [(own, top)]
+    tried = [Request(prompt, sampling, who.voice, observer) for who, observer in watched]
     prepared = prepare(engine, tried, _progress())
     engine.schedule.keep_pace()
     log.info("ready: %d compiled or captured in %.1f s", prepared.made, prepared.seconds)

@@ -36,7 +36,7 @@ class Cut(Steps):
         self.prompts, self.shapes = PromptGraphs(work), set[tuple[int, int]]()
 
     def prefill(
-        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, choice: TokenChoice, special: Any = None
+        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, choice: TokenChoice, *others: Any
     ) -> None:
         assert choice is not TokenChoice.NONE
         for part in cut_into_buckets(slots, token_BT, position_BT):
@@ -118,14 +118,15 @@ def test_padding_alone_changes_no_cell_of_a_slot(tmp_path: Path) -> None:
 
 def test_what_is_worth_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
-    assert seen.takes(padding_rows(4, 256))
-    assert not seen.takes(padding_rows(4, 257))
+    assert seen.takes(padding_rows(4, 256), TokenChoice.GREEDY)
+    assert not seen.takes(padding_rows(4, 257), TokenChoice.GREEDY)
     numbers = seen.work.row_numbers * (seen.work.voice.rule.window + 1)
     monkeypatch.setattr(prompt_graphs, "MOST_NUMBERS", 2 * numbers)
-    assert seen.takes(padding_rows(2, 256))
-    assert not seen.takes(padding_rows(4, 256))
+    assert seen.takes(padding_rows(2, 256), TokenChoice.GREEDY)
+    assert not seen.takes(padding_rows(4, 256), TokenChoice.GREEDY)
+    assert seen.takes(padding_rows(4, 256), TokenChoice.NONE)  # nothing is read there but the last position
     seen.turn_off()
-    assert not seen.takes(padding_rows(1, 1))
+    assert not seen.takes(padding_rows(1, 1), TokenChoice.GREEDY)
 
 
 def test_a_shape_is_known_once_it_was_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from ...errors import first_line
 from ..buffers import StepResult
 from ..passes import Workspace, decode_step
+from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
 from ..slots import PromptRead
 from ..steps import DraftPass, Steps
@@ -29,7 +31,7 @@ from .transfers import PinnedTransfers
 SMALLEST_CELLS = 256
 TIMED = 3  # replays of a graph when it is new
 PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
-PREPARED_PROMPTS = (TokenChoice.GREEDY, TokenChoice.PENALISED)
+PREPARED_PROMPTS = (TokenChoice.NONE, TokenChoice.GREEDY, TokenChoice.PENALISED)
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -61,11 +63,11 @@ class GraphSteps(Steps):
         special: SpecialRows | None = None,
         reads: PromptRead = PromptRead.BEGIN,
     ) -> None:
-        """Replay short prompts' ends as graphs, where such shapes came before; run all else as it is."""
-        graphable = choice is not TokenChoice.NONE and not special and reads is PromptRead.BEGIN
+        """Replay short prompts and pieces as graphs, where such shapes came before; run all else as it is."""
+        graphable = not special and reads is (PromptRead.BEGIN if choice else PromptRead.NOTHING)
         parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
         shapes = [self._shape(part, choice) for part in parts]
-        if parts and all(map(self.prompts.takes, parts)) and self._met(shapes):
+        if parts and all(self.prompts.takes(part, choice) for part in parts) and self._met(shapes):
             try:
                 for part, shape in zip(parts, shapes, strict=True):
                     self.prompts.put(part, self.on_device)
@@ -81,23 +83,24 @@ class GraphSteps(Steps):
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
         """Capture passes over padding alone, which write to no slot's cells; _capture puts the rest back."""
         for part in (padding_rows(rows, length) for length in lengths for rows in self._at_once()):
-            if self.prompts.takes(part):
+            if self.prompts.takes(part, choice):
                 self.prompts.put(part, self.on_device)
                 self._known("feed", self.prompts.feed, *self._shape(part, choice))
                 self.prompts.note([self._shape(part, choice)])
 
     def planned(self) -> Iterator[Callable[[], object]]:
-        """Plan every step that slots and context allow, and passes over short prompts' ends: from their beginnings, and
-        behind as much as a slot holds."""
+        """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
+        of a slot, and behind as much as it holds."""
         rows = sorted({self._rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
         cells = sorted({self.cells(needed) for needed in range(1, self.context + 1)})
         step = partial(decode_step, self.work)
         for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
             yield partial(self._known, "decode", step, *shape)
-        parts = [part for part in grid(self._at_once(), self.context) if self.prompts.takes(part)]
-        for part, choice in ((part, choice) for choice in PREPARED_PROMPTS for part in parts):
-            for c in {self.cells(part.stop), self.context}:
-                yield partial(self._ready_prompt, part, c, choice)
+        for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
+            piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
+            if self.prompts.takes(part, choice) and (choice or piece):
+                for c in {self.cells(part.stop), self.context}:
+                    yield partial(self._ready_prompt, part, c, choice)
 
     def _at_once(self) -> list[int]:
         """List the buckets of rows in which prompts are read."""
@@ -172,14 +175,16 @@ class GraphSteps(Steps):
 
     def _key(self, name: str, *shape: Any) -> GraphKey:
         """Name the pass of a shape. Once all is prepared: of those that are, the least with as many cells and ways of
-        choosing, which does the same."""
+        choosing (if any), which does the same."""
         key = (name, *shape)
         if not self.sealed or key in self.graphs:
             return key
         if key not in self._wider:
             *same, cells, choice = key
             others = (each for each in self.graphs if list(each[:-2]) == same)
-            wider = [each for each in others if each[-2] >= cells and each[-1] >= choice]
+            wider = [
+                each for each in others if each[-2] >= cells and each[-1] >= choice and bool(each[-1]) == bool(choice)
+            ]
             self._wider[key] = min(wider, key=lambda each: each[-2:], default=key)
         return self._wider[key]
 

@@ -1,5 +1,5 @@
-"""Cut passes over the ends of short prompts into few shapes, so that they can be graphs: their kernels take longer to
-start than to run.
+"""Cut passes over short prompts, and over short pieces of long ones, into few shapes, so that they can be graphs: their
+kernels take longer to start than to run.
 
 Rows come in powers of two (some twice, if need be), widths and cells in buckets, padded on the left. A shape is run as
 it is when it first comes, since many come once, and is captured when it comes again.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..passes import Workspace, prefill
 from ..sampling import TokenChoice
-from ..slots import TokenBatch
+from ..slots import PromptRead, TokenBatch
 
 MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long as its kernels take to start
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep
@@ -53,9 +53,10 @@ class PromptGraphs:
     def turn_off(self) -> None:
         self.on = False
 
-    def takes(self, part: PromptRows) -> bool:
+    def takes(self, part: PromptRows, choice: TokenChoice) -> bool:
         """Whether a graph is worth its memory."""
-        logits = self.work.row_numbers * min(part.width, self.work.voice.rule.window + 1)
+        read = min(part.width, self.work.voice.rule.window + 1) if choice else 1
+        logits = self.work.row_numbers * read
         return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
 
     def met(self, shapes: Sequence[PromptShape]) -> bool:
@@ -77,7 +78,8 @@ class PromptGraphs:
     def feed(self, rows: int, width: int, cells: int, choice: TokenChoice) -> None:
         """Run the pass, as a function of buffers on the device."""
         slot_B, token_BT, position_BT = self._given[rows, width].split([1, width, width], 1)
-        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells), choice)
+        reads = PromptRead.BEGIN if choice else PromptRead.NOTHING
+        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, reads=reads), choice)
 
 
 def cut_into_buckets(
