@@ -1,4 +1,4 @@
-"""Compositions to draft for, and a verification that is wrong on purpose."""
+"""Compositions to draft for, a clock that charges for passes, and a verification that is wrong on purpose."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ def bias(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.cat([torch.where(taken_BG, draft_BG, chosen_BT[:, :-1]), chosen_BT[:, -1:]], 1)
 
     monkeypatch.setattr(verification, "choose_along", biased)
+
+
+class Priced:
+    """A clock that passes move: one for a step, and so much more for each token that is drafted or verified with it."""
+
+    def __init__(self, engine: Engine, drafting: float, verifying: float):
+        self.now, steps = 0.0, engine.steps
+        prices = {"draft": lambda length: drafting * length, "verify": lambda length: 1 + verifying * length}
+        self._charge(steps, "decode", lambda *given: 1.0)
+        self._charge(steps, "run", lambda name, run, rows, length, *given: prices[name.split()[0]](length))
+        engine.speculator.pace.clock = lambda: self.now  # type: ignore[union-attr]
+
+    def _charge(self, steps: Any, name: str, price: Any) -> None:
+        inner = getattr(steps, name)
+
+        def charged(*given: Any) -> None:
+            self.now += price(*given)
+            inner(*given)
+
+        setattr(steps, name, charged)
 
 
 def tiny() -> Any:

@@ -117,12 +117,12 @@ def measure(
     loops: bool,
     speculation: Speculation | None = None,
 ) -> dict[str, Any]:
-    """One row of the table. With `speculation` also the same engine with drafts."""
+    """One row of the table, with all members awake at every step. With `speculation` also the same with drafts."""
     device, rows = model.device, random_prompts(model, [case.prompt] * case.batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    engine = Engine(model, case.batch, case.prompt + new, compiled=compiled)
+    engine = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=Speculation("none"))
     engine_steps(engine, rows, min(new, 8))
     made = time.perf_counter() - start
     drafting = None

@@ -70,7 +70,9 @@ class SweepOptions:
     loops: Annotated[bool, typer.Option("--loops/--no-loops", help="Compare with the notebook's loop.")] = True
     speculate: Annotated[
         str | None,
-        typer.Option(metavar="WHO", help="Also with drafts: lookup or member:NAME, in turns with the engine without."),
+        typer.Option(
+            metavar="WHO", help="Also with drafts: lookup, member:NAME or belief, in turns with the engine without."
+        ),
     ] = None
 
 

@@ -48,7 +48,9 @@ class DecodingOptions(RunningOptions):
     speculate: Annotated[
         str | None,
         typer.Option(
-            metavar="WHO", help="Who drafts: lookup (the text itself) or member:NAME. The text stays the same."
+            metavar="WHO",
+            help="Who drafts: lookup (the text itself), member:NAME, belief (whoever is believed, while other members "
+            "rest), none. The text stays the same. If not given: belief, where that was measured to pay.",
         ),
     ] = None
     trace: Annotated[bool, typer.Option(help="Show which member owns each token, when the text is written.")] = False

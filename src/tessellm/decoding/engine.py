@@ -30,6 +30,7 @@ from .sampling import Sampling, TokenChoice
 from .slots import PromptRead
 from .speculation import Speculation
 from .speculation.speculation import Speculator
+from .speculation.who import NOBODY, suggested
 from .voices import SpecialRows, Voice, sort_rows
 
 
@@ -59,23 +60,26 @@ class Engine:
         plain: bool = False,
     ):
         """`window`: the longest of any rule that requests bring, if longer than that of the composition's own.
-        `plain`: members run as the reference model runs them, one sequence after another, whatever they are."""
+        `plain`: members run as the reference model runs them, one sequence after another, whatever they are.
+        `speculation`: who drafts; by default whomever the rule believes, where that pays (speculation/who.py)."""
         if slots < 1:
             raise EngineError(f"expected at least one slot; got {slots}")
-        if plain and speculation:
+        if plain and speculation not in (None, NOBODY):
             raise EngineError("drafts are for the fast path; leave out either plain or speculation")
+        wanted = speculation or (NOBODY if plain else suggested(model))
+        wanted.check(model)
+        drafts = wanted != NOBODY
         limit = model.config.max_position_embeddings or None
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.voice = model, Voice(model.rule, frozenset(model.config.eos_token_id or ()))
         self.window = max(model.rule.window, window)
-        groups: Sequence[Members] = (
-            plain_groups(model) if plain else fast_groups(model, slots, self.context, speculation is not None)
-        )
+        groups: Sequence[Members] = plain_groups(model) if plain else fast_groups(model, slots, self.context, drafts)
         self.steps = make_steps(model, groups, self.voice, slots, self.context)
         if not plain:
-            self.steps = fast_steps(self.steps, compiled, few_shapes=speculation is not None)
-        self.speculator = Speculator(speculation, model, self.steps) if speculation else None
-        self.limits = RequestLimits(model.config.vocab_size, self.context, self.window, speculation is not None)
+            self.steps = fast_steps(self.steps, compiled, few_shapes=drafts)
+        self.speculator = Speculator(wanted, model, self.steps) if drafts else None
+        strict = drafts and not wanted.by_belief  # where members rest, requests that cannot have drafts go without
+        self.limits = RequestLimits(model.config.vocab_size, self.context, self.window, strict)
         self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
         self.schedule = PromptSchedule(self.prefixes, self.window, model.rule.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out
@@ -133,7 +137,7 @@ class Engine:
             self._admit()
         if any(request is not None and not request.asked for request in self.in_slot):
             self._collect(self.steps.lag, self._prefill())
-        if self.speculator and self.speculator.awake():
+        if self.speculator and self.speculator.awake(r for r in self.in_slot if r is not None and r.asked):
             self._collect(0)  # a draft starts from the last token
             self._collect(0, self._decode(self.speculator))
         else:
@@ -164,7 +168,7 @@ class Engine:
         requests, slots, choice, special = portion.requests, portion.slots, TokenChoice.NONE, None
         if portion.last:
             choice = max(request.sampling.choice for request in requests)
-        if portion.reads is not PromptRead.NOTHING and any(request.voice or request.observer for request in requests):
+        if portion.reads is not PromptRead.NOTHING and any(request.special for request in requests):
             special = sort_rows(requests, range(len(requests)), self.voice)
         try:
             self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads)
@@ -192,7 +196,7 @@ class Engine:
             if speculator:
                 result = speculator.decode(running, slots)
                 return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result)
-            special = sort_rows(running, slots, self.voice) if any(r.voice or r.observer for r in running) else None
+            special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
             choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
             self.steps.decode(slots[-1] + 1, cells, choice, special)
             return Arrival(running, slots, none, [1] * len(slots), self.steps.fetch(slots), special)

@@ -44,6 +44,16 @@ class Request:
         return self.finish_reason is not None
 
     @property
+    def special(self) -> bool:
+        """Whether it has a voice of its own or is observed."""
+        return self.voice is not None or self.observer is not None
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens cost that were written before."""
+        return self.sampling.choice is TokenChoice.PENALISED
+
+    @property
     def room(self) -> int:
         """Count the tokens that a draft may have: verification adds one more."""
         return self.sampling.max_new_tokens - self.asked - 1 if self.drafts else 0
@@ -88,7 +98,7 @@ class RequestLimits:
     vocabulary: int  # token ids
     context: int  # cells per slot
     window: int  # positions that rules may look back
-    drafts: bool
+    drafts: bool  # were asked for by name: requests that cannot have some are refused
 
     def check(self, request: Request) -> Request:
         """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
@@ -101,9 +111,9 @@ class RequestLimits:
         check_room(
             len(request.prompt), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT
         )
-        if self.drafts and request.sampling.choice is TokenChoice.PENALISED:
+        if self.drafts and request.penalised:
             raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-        if self.drafts and (voice or request.observer):
+        if self.drafts and request.special:
             raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
         if voice and voice.rule.window > self.window:
             raise GenerationError(

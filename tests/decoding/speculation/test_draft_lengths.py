@@ -11,27 +11,7 @@ from tessellm.decoding.speculation import Speculation
 
 from conftest import build_model
 from decoding_cases import prompts
-from speculation_cases import agreeing, texts
-
-
-class Priced:
-    """A clock that passes move: one for a step, and so much more for each token that is drafted or verified with it."""
-
-    def __init__(self, engine: Engine, drafting: float, verifying: float):
-        self.now, steps = 0.0, engine.steps
-        prices = {"draft": lambda length: drafting * length, "verify": lambda length: 1 + verifying * length}
-        self._charge(steps, "decode", lambda *given: 1.0)
-        self._charge(steps, "run", lambda name, run, rows, length, *given: prices[name](length))
-        engine.speculator.pace.clock = lambda: self.now  # type: ignore[union-attr]
-
-    def _charge(self, steps: Any, name: str, price: Any) -> None:
-        inner = getattr(steps, name)
-
-        def charged(*given: Any) -> None:
-            self.now += price(*given)
-            inner(*given)
-
-        setattr(steps, name, charged)
+from speculation_cases import Priced, agreeing, texts
 
 
 def cost_a_token(model: Any, draft: str, tokens: int = 100) -> float:

@@ -169,7 +169,7 @@ def test_the_command(cli: Any, members_dir: Path, tmp_path: Path) -> None:
     for draft in ("lookup", "member:math"):
         assert cli(*asked, "--speculate", draft) == plain
     for wrong, said in (
-        (("members",), "expected draft='lookup' or 'member:NAME'; got 'members'"),
+        (("members",), "or 'none'; got 'members'"),
         (("member:maths",), "no member 'maths' to draft; did you mean 'math'?"),
         (("lookup", "--engine", "reference"), "leave out --speculate or --engine reference"),
     ):
@@ -196,7 +196,7 @@ def test_memory_that_runs_out_while_verifying_ends_one_request(monkeypatch: pyte
 
 
 def test_refuses_what_it_cannot_draft_with() -> None:
-    with pytest.raises(EngineError, match="'lookup' or 'member:NAME'"):
+    with pytest.raises(EngineError, match="or 'none'; got"):
         Speculation("members")
     with pytest.raises(EngineError, match="no member 'e' to draft; did you mean 'e1'"):
         Engine(agreeing(), speculation=Speculation("member:e"))

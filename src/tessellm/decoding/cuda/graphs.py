@@ -146,7 +146,7 @@ class GraphSteps(Steps):
         choice: TokenChoice,
     ) -> dict[int, float]:
         """Capture passes of all lengths together, so that none is captured in the middle of a text."""
-        bucket = self._rows(rows), self.cells(cells), self.cells(cells + max(lengths)), choice
+        bucket = *passes, self._rows(rows), self.cells(cells), self.cells(cells + max(lengths)), choice
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
             step = self._rows(rows), self.cells(cells), choice

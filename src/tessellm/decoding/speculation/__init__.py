@@ -1,5 +1,8 @@
-"""Speculation: drafts that all members verify in one pass, so that a pass brings several tokens instead of one."""
+"""Speculation: drafts that all members verify in one pass, so that a pass brings several tokens instead of one.
 
-from .speculation import Speculation
+engine = Engine(model, speculation=Speculation("lookup"))          # or "member:base", "belief", "none"
+"""
+
+from .who import Speculation
 
 __all__ = ["Speculation"]

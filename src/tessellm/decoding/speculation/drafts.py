@@ -1,10 +1,8 @@
-"""Write drafts: from the text itself, or by one member alone. A draft is a guess; verification decides.
+"""Write drafts from the text itself. A draft is a guess; verification decides.
 
-    LookupDrafter   takes what followed the last time that the text ended as it does now, or what comes next in the
-                    passage that it is copying; costs nothing
-    MemberDrafter   lets one member decode by itself, on its own part of the cache, with the noise of the request
-
-Each says what kind of draft it has for a request, so that the acceptance rate is learnt per kind.
+LookupDrafter takes what followed the last time that the text ended as it does now, or what comes next in the passage
+that it is copying; costs nothing. (Members draft in member_drafts.py.) Every drafter says what kind of draft it has for
+a request, so that the acceptance rate is learnt per kind.
 """
 
 from __future__ import annotations
@@ -13,16 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-import torch
-
-from ...model import ComposedForCausalLM
-from ...rules import working_dtype
-from ..members.groups import make_group
-from ..passes import Workspace, choose_tokens
 from ..requests import Request
 from ..sampling import TokenChoice
-from ..slots import RowOrder, SlotCache, TokenBatch
-from ..steps import Steps
+from ..steps import DraftPass, Steps
 from .pace import AcceptanceCount
 from .verification import DraftBuffers
 
@@ -39,11 +30,17 @@ class Drafter(Protocol):
     def read(self, requests: Sequence[Request]) -> None:
         """Read prompts while the device reads them and the host waits."""
 
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+        """Look at the slots, before kinds of drafts are asked for."""
+
     def kind(self, request: Request) -> int | None:
         """Name the kind of draft that there is for a request; None: there is none."""
 
     def first(self, request: Request) -> int | None:
         """Look up the first token of a request's draft; None where that takes work."""
+
+    def passes(self) -> Sequence[Mapping[str, DraftPass]]:
+        """List the ways to draft; each is the passes that it runs, by name."""
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         """Write drafts of up to `length` tokens for the requests in slots."""
@@ -155,6 +152,12 @@ class LookupDrafter:
         text.grow(request.tokens[len(text.tokens) - len(request.prompt) :])
         return text
 
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+        pass
+
+    def passes(self) -> list[dict[str, DraftPass]]:
+        return [{}]
+
     def kind(self, request: Request) -> int | None:
         return self.text(request).match()[0] or None
 
@@ -173,48 +176,3 @@ class LookupDrafter:
                 wanted = min(length, request.room)
                 drafts[slot][:wanted] = text.follow(start, wanted)
         steps.put(into, drafts)
-
-
-class MemberDrafter:
-    """Lets one member draft. Its keys and values of the drafts stay where they are: verification writes the same."""
-
-    def __init__(self, model: ComposedForCausalLM, name: str, work: Workspace, drafts: DraftBuffers):
-        self.work, self.drafts, self.place = work, drafts, list(model.members).index(name)
-        self.home = next(group for group in work.groups if self.place in group.members)
-        self.group = self.home
-        if len(self.home.members) > 1:
-            cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
-            self.group = make_group(model, (self.place,), cache)
-
-    def read(self, requests: Sequence[Request]) -> None:
-        pass
-
-    def kind(self, request: Request) -> int | None:
-        return 0
-
-    def first(self, request: Request) -> int | None:
-        return None
-
-    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        rows = max(in_slot) + 1
-        rooms = [in_slot[slot].room if slot in in_slot else 0 for slot in range(rows)]
-        steps.put(self.drafts.room_S[:rows], rooms)
-        steps.run("draft", self.draft, rows, length, cells, choice)
-
-    def draft(self, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-        """Run `length` steps of the member alone, each from the token before; on the device."""
-        drafts, slots = self.drafts, self.work.slots
-        token_B, start_B = slots.token_S[:rows], slots.position_S[:rows]
-        for step in range(length):
-            real_B = (start_B >= 0) & (drafts.room_S[:rows] > step)
-            position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
-            batch = TokenBatch(token_B[:, None], position_B1, slots.index_S[:rows], cells, 1, RowOrder.FIRST_SLOTS)
-            (logits_B1V,) = self.group.logits(batch)
-            logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
-            token_B, _ = choose_tokens(slots, logp_BV, slice(rows), start_B + step + 1, choice)
-            drafts.draft_SG[:rows, step] = torch.where(real_B, token_B, -1)
-
-    def share_cache(self) -> None:
-        """Take this member's rows of its group's cache, as they are, without a copy."""
-        if self.group.cache is not self.home.cache and not len(self.group.cache):
-            self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))

@@ -1,6 +1,4 @@
-"""Speculation: drafts that all members verify in one pass, so that a pass brings several tokens instead of one.
-
-    engine = Engine(model, speculation=Speculation("lookup"))          # or "member:base"
+"""Speculator: decodes with drafts that all members verify in one pass, so that a pass brings several tokens.
 
 Exact at every batch size, greedy and sampled: see verification.py. Rows of a batch keep different numbers of tokens.
 """
@@ -8,79 +6,50 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
 
-from ...errors import EngineError, nearest
 from ...model import ComposedForCausalLM
 from ..buffers import StepResult
 from ..passes import Workspace
 from ..requests import Request
 from ..sampling import TokenChoice
-from ..steps import DraftPass, Steps
-from .drafts import Drafter, LookupDrafter, MemberDrafter
+from ..steps import Steps
+from .drafts import Drafter, LookupDrafter
+from .member_drafts import BelievedDrafter, MemberDrafter
 from .pace import AcceptanceRates, Pace
 from .verification import DraftBuffers, verify
+from .who import Speculation
 
-LENGTHS = (1, 2, 4, 8)  # of drafts; few, since each may be compiled or captured for itself
-LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 PATIENCE = 16  # passes in a row for which drafts did not pay
 REST = 16  # steps without drafts after them
 CELLS_APART = 64  # between lengths of text for which passes are prepared
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """Who drafts: `lookup`, or `member:NAME`."""
-
-    draft: str = "lookup"
-
-    def __post_init__(self) -> None:
-        kind, _, name = self.draft.partition(":")
-        if self.draft != "lookup" and not (kind == "member" and name):
-            raise EngineError(f"expected draft='lookup' or 'member:NAME'; got {self.draft!r}")
-
-    def check(self, model: ComposedForCausalLM) -> None:
-        """Raise EngineError where the composition has no such member."""
-        if self.member and self.member not in model.members:
-            raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
-
-    @property
-    def member(self) -> str:
-        """Name the member that drafts; empty where the text itself does."""
-        return self.draft.partition(":")[2]
 
 
 class Speculator:
     """Decodes with drafts, for an engine."""
 
     def __init__(self, wanted: Speculation, model: ComposedForCausalLM, steps: Steps):
-        wanted.check(model)
         work: Workspace = steps.work
         self.steps = steps
         on_cpu = model.device.type == "cpu"
-        self.lengths = LENGTHS if on_cpu else LENGTHS_ON_GPU
+        self.lengths = wanted.lengths(on_cpu)
         self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
-        self.drafter: Drafter = (
-            MemberDrafter(model, wanted.member, work, self.drafts) if wanted.member else LookupDrafter(self.drafts)
-        )
-        self._passes: dict[str, DraftPass] = {"verify": partial(verify, work, self.drafts)}
-        if isinstance(self.drafter, MemberDrafter):
-            self._passes = {"draft": self.drafter.draft, **self._passes}
+        self.drafter = make_drafter(wanted, model, work, self.drafts)
+        self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         self.rates = AcceptanceRates()
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
-    def awake(self) -> bool:
-        """Whether to try drafts now. Where they have not paid for a while, steps go on without waiting for one another,
-        and drafts are tried again after some."""
+    def awake(self, running: Iterable[Request]) -> bool:
+        """Whether to try drafts now: for requests that may have some. Where they have not paid for a while, steps go on
+        without waiting for one another, and drafts are tried again after some."""
         self._rest = max(0, self._rest - 1)
-        return not self._rest
+        return not self._rest and not any(request.special or request.penalised for request in running)
 
     def decode(self, running: Sequence[Request], slots: Sequence[int]) -> StepResult:
         """Run one pass: at least one token per request, and as many more as its draft had right."""
@@ -89,6 +58,7 @@ class Speculator:
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
+        self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
         result = self._run(running, slots, length, choice)
@@ -109,7 +79,7 @@ class Speculator:
             self.steps.decode(rows, cells, choice)
             return self.steps.fetch(slots)()
         self.drafter.write(self.steps, dict(zip(slots, running, strict=True)), length, cells + length, choice)
-        self.steps.run("verify", self._passes["verify"], rows, length, cells + length, choice)
+        self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
             if broken >= 0:
@@ -133,9 +103,12 @@ class Speculator:
                     self._ready(rows, cells, choice)
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
-        if isinstance(self.drafter, MemberDrafter):
-            self.drafter.share_cache()
-        return self.steps.ready(self._passes, self.drafts.clear, self.lengths, rows, cells, choice)
+        """Prepare every way to draft, and verification; the device's seconds per length by the slowest way."""
+        ways = [
+            self.steps.ready({**way, "verify": self._verify}, self.drafts.clear, self.lengths, rows, cells, choice)
+            for way in self.drafter.passes()
+        ]
+        return {length: max(way[length] for way in ways) for length in ways[0]}
 
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         """Choose the length of the next drafts; requests without a draft have a rate of 0."""
@@ -155,3 +128,11 @@ class Speculator:
             self.rates.note(request, kind, int(first == tokens[0]), 1)
         elif not length:
             self.rates.fade(request, kind)
+
+
+def make_drafter(wanted: Speculation, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers) -> Drafter:
+    if wanted.by_belief:
+        return BelievedDrafter(model, work, drafts)
+    if wanted.member:
+        return MemberDrafter(model, list(model.members).index(wanted.member), work, drafts)
+    return LookupDrafter(drafts)

