@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.decoding.speculation import Speculation
 from tessellm.serve import server
 from tessellm.serve.schema import CompletionRequest
 from tessellm.serve.service import Service
@@ -87,3 +88,18 @@ def test_settings_of_the_model_that_are_not_honoured_are_told(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "tessellm.serve"):
         Service(model, "tiny", Settings(slots=1))
     assert "sets repetition_penalty, which this server does not know" in caplog.text
+
+
+def test_members_rest_or_do_not_as_the_command_line_says(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, name, settings, tell: asked.append(settings))
+    assert cli("serve", "out", "--speculate", "none").code == 0
+    assert asked[0].speculation == Speculation("none")
+    refused = cli("serve", "out", "--speculate", "lookup")
+    assert (refused.code, len(asked)) == (2, 1)
+    assert "expected belief, belief:N or none for speculate; got 'lookup'" in refused.err
+    composition = tessellm.compose(build_model("llama"), {"a": build_model("llama", 1)}, rule="belief")
+    composition.tokenizer = character_tokenizer()
+    service = Service(composition, "tiny", Settings(slots=1, speculate="belief:4"))
+    assert service.engine.speculator is not None
+    assert service.engine.speculator.lengths == (1, 2, 4)

@@ -21,6 +21,7 @@ OURS = {  # options of our own engine: what to give vLLM instead, after --
     "queue": None,
     "timeout": None,
     "drain_timeout": None,
+    "speculate": None,
     "allowed_host": None,
     "log_prompts": "--enable-log-requests",
 }
@@ -65,6 +66,15 @@ class CapacityOptions:
     ] = None
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get status 429.")] = 256
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHO",
+            help="belief: whoever is believed writes while the other members rest, belief:N: for N tokens at most; "
+            "none: nobody rests. If not given: belief, where that was measured to pay.",
+            show_default=False,
+        ),
+    ] = None
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0
 
 
@@ -107,6 +117,7 @@ def serve(
         host=address.host, port=address.port, api_key=api_key, allowed_hosts=tuple(address.allowed_host or ()),
         slots=capacity.slots, context=capacity.context, queue=capacity.queue, seconds=capacity.timeout,
         drain_seconds=capacity.drain_timeout, log_prompts=log_prompts, plain=engine == "plain",
+        speculate=capacity.speculate,
     )  # fmt: skip
     if not settings.local and not api_key:
         err.print(

@@ -125,8 +125,9 @@ def _add_state(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         scheduler = service.scheduler
-        late = service.prepared.late
-        text = service.metrics.text(len(service.engine.in_slot), scheduler.running, scheduler.waiting, late)
+        engine, late = service.engine, service.prepared.late
+        rested = engine.speculator.accepted if engine.speculator else 0
+        text = service.metrics.text(len(engine.in_slot), scheduler.running, scheduler.waiting, late, rested)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

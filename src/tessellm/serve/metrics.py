@@ -53,11 +53,11 @@ class Metrics:
             if "log_z" in view:
                 self.interference.observe(abs(view["log_z"]))
 
-    def text(self, slots: int, running: int, waiting: int, late: int) -> str:
+    def text(self, slots: int, running: int, waiting: int, late: int, rested: int) -> str:
         """The page that Prometheus reads."""
-        return "\n".join(self._lines(slots, running, waiting, late)) + "\n"
+        return "\n".join(self._lines(slots, running, waiting, late, rested)) + "\n"
 
-    def _lines(self, slots: int, running: int, waiting: int, late: int) -> Iterator[str]:
+    def _lines(self, slots: int, running: int, waiting: int, late: int, rested: int) -> Iterator[str]:
         gauges = {
             "slots": ("Slots for requests.", slots),
             "slots_used": ("Slots in use.", running),
@@ -68,6 +68,8 @@ class Metrics:
             yield f"tessellm_{name} {value}"
         yield from _head("late_preparations_total", "counter", "Compilations and captures since the server was ready.")
         yield f"tessellm_late_preparations_total {late}"
+        yield from _head("rested_tokens_total", "counter", "Tokens that one member wrote while the others rested.")
+        yield f"tessellm_rested_tokens_total {rested}"
         yield from _head("responses_total", "counter", "Responses by path and status.")
         for (path, status), count in sorted(self.responses.items()):
             yield f'tessellm_responses_total{{path="{path}",status="{status}"}} {count}'

@@ -196,7 +196,7 @@ def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engi
     log.info("%s", plan)
     if not settings.plain:
         try:
-            return Engine(model, plan.slots, plan.context, window=window)
+            return Engine(model, plan.slots, plan.context, speculation=settings.speculation, window=window)
         except FastPathError as error:
             log.warning("%s", error)
             log.warning("serving members as they are: slower, and one sequence after another")

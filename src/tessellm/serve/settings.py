@@ -7,6 +7,7 @@ import math
 import socket
 from dataclasses import dataclass
 
+from ..decoding.speculation.who import NOBODY, Speculation
 from ..errors import RecipeError
 
 PARTING = 10  # seconds to tell clients that their time is over
@@ -30,6 +31,7 @@ class Settings:
     choices: int = 16  # prompts times n, in one request
     log_prompts: bool = False
     plain: bool = False  # run members as they are, though the fast path may know them
+    speculate: str | None = None  # belief, belief:N or none; None: members rest where that pays
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
@@ -38,10 +40,19 @@ class Settings:
         for name in ("seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"expected a positive number for {name}; got {getattr(self, name)}")
+        if (who := self.speculation) and not (who.by_belief or who == NOBODY):
+            raise RecipeError(
+                f"expected belief, belief:N or none for speculate; got {self.speculate!r}. Others draft for texts "
+                "without traces, voices and penalties: tessellm generate"
+            )
         if self.queue < 0:
             raise RecipeError(f"expected at least 0 for queue; got {self.queue}")
         if self.api_key is not None and not self.api_key.strip():
             raise RecipeError("the API key is empty; leave it out (unset TESSELLM_API_KEY) to let everyone in")
+
+    @property
+    def speculation(self) -> Speculation | None:
+        return None if self.speculate is None else Speculation(self.speculate)
 
     @property
     def last_resort_seconds(self) -> int | None:
