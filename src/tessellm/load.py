@@ -9,7 +9,7 @@ from typing import Any
 from .checkpoint import load
 from .errors import MemberError
 from .model import ComposedForCausalLM
-from .model.variants import alone, changed_weights, check_alone, check_rule_name, no_such_speaker
+from .model.variants import alone, changed_weights, check_alone, check_rule_name, meant_rule, no_such_speaker
 
 
 def load_model(path: str, device: str | None = None, dtype: str | None = None) -> ComposedForCausalLM:
@@ -41,8 +41,8 @@ def load_speaker(
             raise MemberError(no_such_speaker(asked, path, model.config.member_names))
         return alone(model, member)
     if rule is not None or weights is not None:
-        own = rule == model.config.rule["name"]  # then with the parameters that it was made with
-        model.set_rule(None if own else rule, changed_weights(model, weights or {}))
+        meant = None if rule is None else meant_rule(model, rule)
+        model.set_rule(meant, changed_weights(model, weights or {}))
     return model
 
 

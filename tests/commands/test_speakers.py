@@ -117,3 +117,36 @@ def test_bench_measures_who_was_asked_for(cli: Cli, out: Path, tmp_path: Path, o
     assert ran.code == 0, ran.err
     assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["experts"] == (2 if options else 0)
     assert cli("bench", f"{out}:math", "--experts", 1).err.startswith("error: one member has no experts")
+
+
+def test_auto_is_what_composing_by_default_would_give(out: Path) -> None:
+    """Several experts of a chat model: `belief`, read when loading, and refused where it would hold others up."""
+    found = load_speaker(str(out), rule="auto")
+    assert found.rule.rule.calibrated  # type: ignore[attr-defined]
+    assert load_speaker(str(out), rule="belief").rule == found.rule
+    served = Speakers(load_speaker(str(out)), "out")
+    for rule in ("auto", "belief"):
+        with pytest.raises(Refusal, match="start it with --rule belief") as refused:
+            served.find("out", rule)
+        assert refused.value.status == 400
+    by_default = Speakers(found, "out").find("out", "auto")
+    assert by_default.voice is not None
+    assert by_default.voice.rule == found.rule
+
+
+def test_auto_without_a_chat_template_is_evidence(out: Path) -> None:
+    model = load_speaker(str(out))
+    model.tokenizer.chat_template = None
+    served = Speakers(model, "out")
+    rules = [served.find("out", rule).voice.rule for rule in ("auto", "evidence", "belief")]  # type: ignore[union-attr]
+    assert [rule.name for rule in rules] == ["evidence", "evidence", "belief"]
+    assert rules[0] == rules[1]
+
+
+def test_a_server_goes_by_a_rule_of_the_command_line(cli: Cli, out: Path) -> None:
+    for model, options, told in (
+        (out, ("--rule", "produkt"), "there is no rule 'produkt'"),
+        (f"{out}:math", (), "is a member and speaks alone"),
+    ):
+        ran = cli("serve", model, *options, "--port", 0)
+        assert (ran.code, told in ran.err) == (2, True), ran.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def saved(home: Path, tokenizer: Any) -> Path:
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("letters")
-    with serving(saved(home, character_tokenizer()), home / "log.txt", "--slots", "8") as running:
+    with serving(saved(home, character_tokenizer()), home / "log.txt", "--slots", "8", "--rule", "belief") as running:
         yield running
 
 
@@ -47,7 +48,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """A page, and what went wrong on it."""
     pages = []
 
-    def open_(url: str, **options: Any) -> tuple[Any, list[str]]:
+    def open_(url: str, mode: str = "text", rule: str = "product", **options: Any) -> tuple[Any, list[str]]:
         page = browser.new_page(viewport={"width": 1180, "height": 900}, **options)
         page.set_default_timeout(1000 * PATIENCE)
         wrong: list[str] = []
@@ -59,6 +60,9 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         )
         page.goto(url)
         page.locator("#status", has_text="r").wait_for()
+        if "#" not in url:
+            page.get_by_label("As", exact=True).select_option(mode)
+            page.get_by_label("Rule", exact=True).select_option(rule)
         pages.append(page)
         return page, wrong
 
@@ -68,7 +72,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 def generate(page: Any, prompt: str, tokens: int = 8) -> None:
-    page.get_by_label("Prompt").fill(prompt)
+    page.get_by_label("Prompt", exact=True).fill(prompt)
     page.get_by_label("Tokens").first.fill(str(tokens))
     page.get_by_role("button", name="Generate").click()
     finished(page)
@@ -135,15 +139,16 @@ def test_the_mouse_and_the_keyboard_show_every_members_view(letters: Running, op
 def test_members_stand_beside_it_and_a_link_brings_it_back(letters: Running, opened: Any) -> None:
     page, wrong = opened(letters.url)
     page.get_by_label("each member alone").check()
-    page.get_by_label("Rule").select_option("product")
     generate(page, "ab")
     beside = {
         name: page.locator(f'.beside [data-name="{name}"] .tokens').inner_text() for name in ("base", "three", "six")
     }
-    assert beside == {"base": "abcdefgha" + "b", "three": "abc3defgha"[:10], "six": "abcdef6gha"[:10]}
+    cut = "… cut off here"
+    assert beside == {"base": f"cdefghab{cut}", "three": f"c3defgha{cut}", "six": f"cdef6gha{cut}"}
+    assert page.locator("#before").inner_text() == "ab"
     again, wrong_again = opened(page.url)
-    assert again.get_by_label("Prompt").input_value() == "ab"
-    assert again.get_by_label("Rule").input_value() == "product"
+    assert again.get_by_label("Prompt", exact=True).input_value() == "ab"
+    assert again.get_by_label("Rule", exact=True).input_value() == "product"
     assert again.get_by_label("each member alone").is_checked()
     assert wrong == wrong_again == []
 
@@ -178,8 +183,7 @@ def test_a_key_is_asked_for_and_hostile_texts_stay_texts(hostile: Running, opene
 
 
 def test_a_chat_message_goes_through_the_template(letters: Running, opened: Any) -> None:
-    page, wrong = opened(letters.url)
-    page.get_by_label("As", exact=True).select_option("chat")
+    page, wrong = opened(letters.url, mode="chat", rule="belief")
     page.get_by_label("each member alone").check()
     generate(page, "ab")
     messages: Any = [{"role": "user", "content": "ab"}]
@@ -189,7 +193,157 @@ def test_a_chat_message_goes_through_the_template(letters: Running, opened: Any)
     assert page.locator("#output").inner_text() == said != ""
     assert page.locator("#before").inner_text() == ""
     three = client.chat.completions.create(model="letters:three", **options).choices[0].message.content
-    assert page.locator('.beside [data-name="three"] .tokens').inner_text() == three
+    assert page.locator('.beside [data-name="three"] .tokens .t').inner_text() == three
+    assert wrong == []
+
+
+def test_a_conversation_has_a_system_prompt_and_several_turns(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url, mode="chat", rule="belief")
+    assert page.get_by_role("button", name="Reply").is_hidden()
+    page.get_by_label("System prompt").fill("be brief")
+    generate(page, "ab")
+    first = page.locator("#output").inner_text()
+    page.get_by_role("button", name="Reply").click()
+    assert page.locator("#turns li").all_inner_texts() == ["you ab", f"composed {first}"]
+    assert page.get_by_label("Prompt", exact=True).input_value() == page.locator("#output").inner_text() == ""
+    generate(page, "cd")
+    said = [("system", "be brief"), ("user", "ab"), ("assistant", first), ("user", "cd")]
+    messages: Any = [{"role": role, "content": content} for role, content in said]
+    answer = letters.client().chat.completions.create(model="letters", messages=messages, max_tokens=8, temperature=0)
+    assert page.locator("#output").inner_text() == answer.choices[0].message.content
+    again, wrong_again = opened(page.url)
+    assert again.locator("#turns li").count() == 2
+    again.get_by_role("button", name="New chat").click()
+    assert again.locator("#turns").is_hidden()
+    assert wrong == wrong_again == []
+
+
+def test_chat_is_the_default_where_there_is_a_template(letters: Running, hostile: Running, browser: Any) -> None:
+    for running, mode in ((letters, "chat"), (hostile, "text")):
+        page = browser.new_page(extra_http_headers={"authorization": "Bearer sesame"})
+        page.goto(running.url)
+        page.locator("#status", has_text="ready").wait_for()
+        assert page.get_by_label("As", exact=True).input_value() == mode
+        assert page.get_by_label("System prompt").is_visible() == (mode == "chat")
+        assert page.locator("#mode option", has_text="chat").is_disabled() == (mode == "text")
+        page.close()
+
+
+def test_belief_shows_which_law_speaks(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url, mode="chat", rule="belief")
+    generate(page, "ab")
+    asked = {"model": "letters", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 8, "temperature": 0}
+    answer = letters.post("/v1/chat/completions", json={**asked, "tessellm": {"trace": True}})
+    trace = answer.json()["choices"][0]["tessellm"]["trace"]
+    belief = trace[2]["belief"]
+    assert list(belief) == ["base", "three", "six", "Eq. 2"]
+    assert abs(sum(belief.values()) - 1) < 1e-3
+    page.locator("#output .t").nth(2).focus()
+    panel = page.locator("#panel")
+    assert f"speaks: {max(belief, key=lambda law: belief[law])}" in panel.inner_text()
+    assert panel.locator("th[scope=col]").all_inner_texts() == ["who", "this token", "belief", "favourites"]
+    row = panel.locator("tbody tr", has_text="three").locator("td").nth(1)
+    assert row.inner_text() == f"{100 * belief['three']:.1f} %"
+    assert panel.locator("tbody tr", has_text="Eq. 2").count() == 1
+    assert page.locator("#band rect").count() == 8 * 4
+    first = max(trace[0]["belief"], key=lambda law: trace[0]["belief"][law])
+    assert f"Where the answer begins: {first}" in page.locator("#believed").inner_text()
+    assert "speaks at" in (page.locator("#band").get_attribute("aria-label") or "")
+    assert_accessible(page)
+    page.get_by_label("Rule", exact=True).select_option("product")
+    page.locator("#belief").wait_for(state="hidden")
+    assert wrong == []
+
+
+def test_rules_stand_side_by_side_with_a_line_on_each(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+    page.get_by_label("each rule").check()
+    generate(page, "ab")
+    about = letters.get("/v1/models/letters").json()["tessellm"]
+    assert list(about["summaries"]) == about["rules"] == ["belief", "evidence", "product"]
+    assert page.locator("#rule-line").inner_text() == about["summaries"]["product"]
+    for rule in about["rules"]:
+        card = page.locator(f'.beside [data-name="rule {rule}"]')
+        assert card.locator(".note").inner_text() == about["summaries"][rule]
+        asked = {"model": "letters", "prompt": "ab", "max_tokens": 8, "temperature": 0, "tessellm": {"rule": rule}}
+        text = letters.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+        assert "".join(card.locator(".t").all_inner_texts()) == text
+    assert wrong == []
+
+
+def events(*choices: dict[str, Any]) -> str:
+    pieces = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices]
+    return "".join(f"data: {piece}\n\n" for piece in [*pieces, "[DONE]"])
+
+
+def test_a_member_that_ends_at_once_and_one_that_is_refused_say_so(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+
+    def answer(route: Any) -> None:
+        model = route.request.post_data_json["model"]
+        if model == "letters:three":
+            route.fulfill(content_type="text/event-stream", body=events({"text": "", "finish_reason": "stop"}))
+        elif model == "letters:six":
+            route.fulfill(status=200, content_type="text/event-stream", body='data: {"error": {"message": "no"}}\n\n')
+        else:
+            route.continue_()
+
+    page.route("**/v1/completions", answer)
+    page.get_by_label("each member alone").check()
+    generate(page, "ab")
+    assert page.locator('.beside [data-name="three"] .end').inner_text() == "ends at once, without a word"
+    assert page.locator('.beside [data-name="six"] .end.wrong').inner_text() == "no"
+    assert page.locator('.beside [data-name="base"] .end').inner_text() == "… cut off here"
+    assert page.locator("#ending").inner_text() == "… cut off here"
+    assert wrong == []
+
+
+def test_spaces_are_seen_and_a_new_text_forgets_the_old_ones_token(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+    generate(page, "ab")
+    page.locator("#output .t").nth(1).focus()
+    assert page.locator("#panel table").count() == 1
+    page.get_by_role("button", name="Generate").click()
+    page.locator("#panel", has_text="Point at a token").wait_for()
+    finished(page)
+
+    def spaced(route: Any) -> None:
+        voices = ("base", "three", "six", "composed")
+        token = {
+            "text": " ",
+            "owner": "three",
+            "clash": 0,
+            "novel": False,
+            "log_z": 0,
+            "logprob": dict.fromkeys(voices, 0),
+        }
+        token["top"] = dict.fromkeys(voices, [[" ", 0], [" a", 0], ["\n", 0], ["", 0]])
+        choice = {"text": " ", "finish_reason": "stop", "tessellm": {"trace": [token]}}
+        route.fulfill(content_type="text/event-stream", body=events(choice))
+
+    page.route("**/v1/completions", spaced)
+    generate(page, "ab")
+    page.locator("#output .t").first.hover()
+    assert page.locator("#panel b").inner_text() == "␣"
+    codes = page.locator("#panel tbody tr").first.locator("code").all_inner_texts()
+    assert codes == ["␣", "␣a", "↵", "∅"]
+    assert page.locator("#ending").inner_text() == "end"
+    assert wrong == []
+
+
+def test_examples_fill_the_prompt_and_top_p_is_sent(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url)
+    examples = page.get_by_label("Example prompts")
+    examples.select_option(index=2)
+    assert "17 + 25" in page.get_by_label("Prompt", exact=True).input_value()
+    page.get_by_label("As", exact=True).select_option("chat")
+    examples.select_option(index=1)
+    assert page.get_by_label("Prompt", exact=True).input_value() == "What is the capital of Norway?"
+    page.get_by_label("Top-p").fill("0.5")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Generate").click()
+    assert sent.value.post_data_json["top_p"] == 0.5
+    finished(page)
     assert wrong == []
 
 
@@ -198,7 +352,7 @@ def test_evidence_is_shown_where_the_rule_weighs_it(letters: Running, opened: An
     generate(page, "ab")
     page.locator("#output .t").first.focus()
     assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "favourites"]
-    page.get_by_label("Rule").select_option("evidence")
+    page.get_by_label("Rule", exact=True).select_option("evidence")
     finished(page)
     page.locator("#output .t").nth(2).focus()
     assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "evidence", "favourites"]
@@ -232,16 +386,16 @@ def test_it_can_be_used_without_seeing_or_a_mouse(letters: Running, opened: Any,
     assert page.get_by_role("listbox").get_by_role("option").count() == 8
     assert page.get_by_role("option", name="3, three").get_attribute("aria-selected") == "true"
     assert page.locator("#status[role=status]").inner_text().startswith("8 tokens")
-    page.get_by_label("Prompt").focus()
+    page.get_by_label("Prompt", exact=True).focus()
     page.keyboard.press("Control+Enter")
     finished(page)
     order = [page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')")]
-    for _ in range(14):
+    for _ in range(17):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
     experts = ["three takes part", "weight-1", "six takes part", "weight-2"]
-    rest = ["rule", "mode", "tokens", "temperature", "seed", "compare", "c, base"]
-    assert order == ["prompt", "go", "share", *experts, *rest, "panel"]
+    rest = ["rule", "mode", "tokens", "temperature", "top_p", "seed", "compare", "rules", "c, base"]
+    assert order == ["prompt", "example", "go", "share", *experts, *rest, "panel"]
     page.set_viewport_size({"width": 360, "height": 800})
     assert_accessible(page)
     assert wrong == []
@@ -260,6 +414,6 @@ def test_dark_and_narrow(letters: Running, opened: Any) -> None:
 
 def test_errors_are_told(letters: Running, opened: Any) -> None:
     page, _ = opened(letters.url)
-    page.get_by_label("Prompt").fill("a" * 300)
+    page.get_by_label("Prompt", exact=True).fill("a" * 300)
     page.get_by_role("button", name="Generate").click()
     page.locator("#status.wrong", has_text="there is room for 128").wait_for()

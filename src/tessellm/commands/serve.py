@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from ..errors import RecipeError
-from .shared import ModelPath, Placement, as_option, err, on_command_line, out
+from .options import SpeakerOptions
+from .shared import ModelPath, as_option, err, on_command_line, out
 
 KEY = "TESSELLM_API_KEY"
 OURS = {  # options of our own engine: what to give vLLM instead, after --
@@ -24,6 +25,8 @@ OURS = {  # options of our own engine: what to give vLLM instead, after --
     "speculate": None,
     "allowed_host": None,
     "log_prompts": "--enable-log-requests",
+    "rule": None,
+    "weights": None,
 }
 
 
@@ -95,7 +98,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option(help="Write prompts to the log.")] = False,
     address: AddressOptions,
     capacity: CapacityOptions,
-    placement: Placement,
+    speaker: SpeakerOptions,
 ) -> None:
     """Serve it with OpenAI's API, and a page at / to try it on.
 
@@ -124,7 +127,13 @@ def serve(
             f"note: anyone who reaches {address.host} may use this server; --api-key lets in only who has the key"
         )
     name = Path(model).stem if Path(model).suffix in (".yaml", ".yml", ".json") else Path(model).resolve().name
-    serve_here(lambda: placement.load(model), name, settings, lambda url: out.print(f"{name} at {url}", soft_wrap=True))
+    purpose = "a server has every member beside the composition"
+    serve_here(
+        lambda: speaker.load_composition(model, purpose),
+        name,
+        settings,
+        lambda url: out.print(f"{name} at {url}", soft_wrap=True),
+    )
 
 
 def _key_in(file: Path) -> str:

@@ -42,19 +42,37 @@ def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> Ru
     return WITHOUT_CHAT if name == DEFAULT and not found.calibrated else found
 
 
+def default_rule(model: ComposedForCausalLM) -> str:
+    """Name the rule that composing these members by default gives, without reading their habits."""
+    return Belief.name if len(model.members) > 2 and can_be_read(model) else WITHOUT_CHAT
+
+
+def can_be_read(model: ComposedForCausalLM) -> bool:
+    """Tell whether there is a chat template that says where prompts open and answers begin."""
+    return _marked(model, Belief()) is not None
+
+
 def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Belief:
     """The rule with the habits of the model's weighted experts, and with where prompts open and answers begin.
     Unchanged where the tokenizer has no chat template that marks the beginning of an answer."""
-    limit = model.config.max_position_embeddings
-    prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
-    opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
-    if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
+    marked = _marked(model, rule)
+    if marked is None:
         return rule
-    rule = replace(rule, opening=opening, turn=turn[-rule.span :])
+    rule, prompts = marked
     number_PKN = torch.cat(list(_numbers(model, rule, prompts, weights)))
     mean_KN, deviation_KN = number_PKN.mean(0), number_PKN.std(0).clamp_min(SMALLEST)
     spread_K = ((number_PKN - mean_KN) / deviation_KN).sum(-1).std(0).clamp_min(SMALLEST)
     return replace(rule, habits=torch.cat([mean_KN, deviation_KN * spread_K[:, None] / SPREAD], -1).tolist())
+
+
+def _marked(model: ComposedForCausalLM, rule: Belief) -> tuple[Belief, list[list[int]]] | None:
+    """The rule with where prompts open and answers begin, and the usual prompts; None where nothing marks that."""
+    limit = model.config.max_position_embeddings
+    prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
+    opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
+    if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
+        return None
+    return replace(rule, opening=opening, turn=turn[-rule.span :]), prompts
 
 
 def _in_chat(tokenizer: Any) -> list[list[int]]:

@@ -13,10 +13,11 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from ..errors import MemberError, RecipeError, nearest
-from ..rules import LARGEST_WEIGHT, RULES, FunctionRule, first_member
+from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, first_member
 from ..vocabulary import Alignment
 from .composed import ComposedForCausalLM
 from .config import ComposedConfig
+from .habits import default_rule
 
 ALONE = FunctionRule("alone", first_member)  # the rule of a composition that has one member
 
@@ -37,8 +38,15 @@ def check_alone(asked: str, rule: Any = None, weights: Any = None) -> None:
 
 
 def check_rule_name(rule: str) -> None:
-    if rule not in RULES:
-        raise RecipeError(f"there is no rule {rule!r}; {nearest(rule, RULES)}")
+    if rule not in (DEFAULT, *RULES):
+        raise RecipeError(f"there is no rule {rule!r}; {nearest(rule, [DEFAULT, *RULES])}")
+
+
+def meant_rule(model: ComposedForCausalLM, rule: str) -> str | None:
+    """Return the rule that a name means for these members; None for their own, with the parameters that it has."""
+    check_rule_name(rule)
+    name = default_rule(model) if rule == DEFAULT else rule
+    return None if name == model.config.rule["name"] else name
 
 
 def changed_weights(model: ComposedForCausalLM, given: Mapping[str, float]) -> tuple[float, ...]:

@@ -54,6 +54,7 @@ class TracedToken(BaseModel):
     trusted: dict[str, bool] | None = None
     interference: float | None = None
     blended: bool | None = None
+    belief: dict[str, float] | None = None  # where the rule is a mixture: in the base, every expert, and Eq. 2
 
 
 class Traced(BaseModel):
@@ -129,6 +130,8 @@ class ModelAbout(BaseModel):
     kind: Literal["composition", "member"]
     rule: str | None = None
     rules: list[str] = []
+    summaries: dict[str, str] = {}  # of the rules
+    chat: bool = False  # whether there is a chat template
     members: list[ModelMember] = []
 
 

@@ -17,18 +17,13 @@ from starlette.requests import ClientDisconnect
 from .. import __version__
 from .answers import ChatCompletion, Completion, Health, Model, Models
 from .connections import EventStream, unless_gone
-from .guard import Guard
+from .guard import PAGE, Guard
 from .malformed import malformed
 from .refusals import ErrorResponse, Refusal
 from .replies import as_body
 from .schema import ChatRequest, CompletionRequest
 from .service import Running, Service
 
-PAGE = {
-    "/": ("play.html", "text/html"),
-    "/play.js": ("play.js", "text/javascript"),
-    "/play.css": ("play.css", "text/css"),
-}
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": meaning}
     for status, meaning in {

@@ -13,7 +13,12 @@ from starlette.exceptions import HTTPException
 from .refusals import Refusal
 from .settings import Settings
 
-OPEN = frozenset({"/", "/play.js", "/play.css", "/health", "/health/ready", "/ready"})  # tell nothing of the model
+PAGE = {  # what the playground is made of: path, file and kind
+    "/": ("play.html", "text/html"),
+    **{f"/{name}": (name, "text/javascript") for name in ("play.js", "play-ask.js", "play-view.js")},
+    "/play.css": ("play.css", "text/css"),
+}
+OPEN = frozenset({*PAGE, "/health", "/health/ready", "/ready"})  # without a key: they tell nothing of the model
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; img-src data:"

@@ -1,94 +1,7 @@
-"use strict";
-// The playground. What models write reaches the page as text nodes alone, with unprintable characters made visible.
+// The playground: from the form to the texts that are written, and how it begins.
 
-const CLASH = 0.1; // interference that is marked
-const SVG = "http://www.w3.org/2000/svg";
-const byId = (id) => document.getElementById(id);
-const state = { model: null, members: [], running: null, ran: false, attempt: 0, trace: [] };
-
-function visible(text) {
-  return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => {
-    const code = c.codePointAt(0);
-    if (c === "\n" || c === "\t" || code === 0x200c || code === 0x200d) return c;
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    return code === 0x7f ? "␡" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
-}
-
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "colour") made.style.setProperty("--c", value);
-    else if (name === "class") made.className = value;
-    else made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-function say(text, wrong = false) {
-  byId("status").textContent = visible(text);
-  byId("status").classList.toggle("wrong", wrong);
-}
-
-// ---- what is asked for
-
-function settings() {
-  const weights = {};
-  for (const row of document.querySelectorAll(".expert"))
-    weights[row.dataset.name] = row.querySelector("[type=checkbox]").checked ? Number(row.querySelector("[type=range]").value) : 0;
-  const off = [...document.querySelectorAll(".expert")].filter((r) => !r.querySelector("[type=checkbox]").checked).map((r) => r.dataset.name);
-  const number = (id) => Number(byId(id).value);
-  return { prompt: byId("prompt").value, weights, off, rule: byId("rule").value, mode: byId("mode").value, tokens: number("tokens"),
-    temperature: number("temperature"), seed: number("seed"), compare: byId("compare").checked };
-}
-
-function restore(saved) {
-  for (const id of ["prompt", "rule", "mode", "tokens", "temperature", "seed"])
-    if (["string", "number"].includes(typeof saved[id])) byId(id).value = saved[id];
-  byId("compare").checked = saved.compare === true;
-  for (const row of document.querySelectorAll(".expert")) {
-    const off = Array.isArray(saved.off) && saved.off.includes(row.dataset.name);
-    const weight = saved.weights && saved.weights[row.dataset.name];
-    row.querySelector("[type=checkbox]").checked = !off;
-    if (typeof weight === "number" && !off) row.querySelector("[type=range]").value = weight;
-    shownWeight(row);
-  }
-}
-
-function fromLink() {
-  try {
-    return JSON.parse(decodeURIComponent(location.hash.slice(1)));
-  } catch {
-    return null;
-  }
-}
-
-function body(wanted, model, extension) {
-  const asked = { model, max_tokens: wanted.tokens, temperature: wanted.temperature, seed: wanted.seed, stream: true };
-  if (extension) asked.tessellm = extension;
-  if (wanted.mode === "chat") return ["v1/chat/completions", { ...asked, messages: [{ role: "user", content: wanted.prompt }] }];
-  return ["v1/completions", { ...asked, prompt: wanted.prompt }];
-}
-
-// ---- what comes back
-
-async function call(path, options = {}) {
-  const key = byId("key").value;
-  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  const answer = await fetch(path, { ...options, headers }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error("the server does not answer");
-  });
-  if (answer.status === 401) throw locked(key);
-  byId("locked").hidden = true;
-  if (!answer.ok) throw new Error((await answer.json()).error.message);
-  return answer;
-}
-
-function locked(key) {
-  const told = key ? "this is not the server’s key" : "this server asks for a key; enter it to begin";
-  return Object.assign(new Error(told), { locked: true });
-}
+import { EXAMPLES, call, fromLink, pieces, request, restore, settings, shownWeight, textOf, toLink } from "./play-ask.js";
+import { addToken, byId, dot, drawBars, element, ending, move, say, show, startText, state, tokenOf, visible } from "./play-view.js";
 
 function tell(error) {
   say(error.message, true);
@@ -98,40 +11,21 @@ function tell(error) {
   }
 }
 
-async function* pieces(path, asked, signal) {
-  const answer = await call(path, { method: "POST", body: JSON.stringify(asked), signal });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const data = event.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const piece = JSON.parse(data);
-      if (piece.error) throw new Error(piece.error.message);
-      if (piece.choices.length) yield piece.choices[0];
-    }
-  }
-}
+// ---- texts
 
 async function generate() {
   stop();
   const running = new AbortController();
-  state.running = running;
-  state.ran = true;
   const wanted = settings();
-  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(wanted))}`);
+  Object.assign(state, { running, ran: true, answer: null });
+  toLink();
+  follow();
   byId("stop").disabled = false;
   say("writing…");
   const began = performance.now();
   try {
-    const all = [compose(wanted, running.signal)];
     byId("beside").replaceChildren();
-    if (wanted.compare) all.push(...state.members.map((member) => alone(wanted, member, running.signal)));
-    await Promise.all(all);
+    await Promise.all([compose(wanted, running.signal), ...beside(wanted, running.signal)]);
     const owned = {};
     for (const token of state.trace) owned[token.owner] = (owned[token.owner] || 0) + 1;
     const shares = Object.entries(owned).map(([name, count]) => `${name} ${count}`).join(", ");
@@ -143,119 +37,107 @@ async function generate() {
     running.abort();
   }
   if (state.running === running) byId("stop").disabled = true;
+  follow();
 }
 
 function stop() {
   if (state.running) state.running.abort();
 }
 
-function shownPrompt(wanted) {
-  return wanted.mode === "chat" ? "" : visible(wanted.prompt);
+async function compose(wanted, signal) {
+  startText(wanted.mode === "chat" ? "" : visible(wanted.prompt));
+  const asked = request(wanted, state.model, { rule: wanted.rule, weights: wanted.weights, trace: true });
+  let text = "";
+  for await (const choice of pieces(asked, signal)) {
+    if (signal.aborted) return;
+    choice.tessellm.trace.forEach(addToken);
+    text += textOf(choice);
+    byId("ending").textContent = ending(choice.finish_reason, state.trace.length);
+    drawBars();
+  }
+  state.answer = { prompt: wanted.prompt, text };
 }
 
-async function compose(wanted, signal) {
-  const box = byId("output");
-  byId("before").textContent = shownPrompt(wanted);
-  box.replaceChildren();
-  state.trace = [];
-  drawStrip();
-  const [path, asked] = body(wanted, state.model, { rule: wanted.rule, weights: wanted.weights, trace: true });
-  for await (const choice of pieces(path, asked, signal)) {
-    if (signal.aborted) return;
-    for (const token of choice.tessellm.trace) addToken(box, token);
-    drawStrip();
+function beside(wanted, signal) {
+  const rules = wanted.rules ? state.rules.map((rule) => byRule(wanted, rule, signal)) : [];
+  const members = wanted.compare ? state.members.map((member) => alone(wanted, member, signal)) : [];
+  return [...rules, ...members];
+}
+
+function card(name, title, line) {
+  const box = element("div", { class: "tokens" });
+  const about = line ? [element("p", { class: "note" }, line)] : [];
+  byId("beside").append(element("article", { class: "text", "data-name": name }, element("h2", {}, ...title), ...about, box));
+  return box;
+}
+
+async function write(box, asked, signal, add) { // what goes wrong with one card is told in that card
+  let count = 0;
+  try {
+    for await (const choice of pieces(asked, signal)) {
+      count += add(choice);
+      if (choice.finish_reason) box.append(element("span", { class: "end" }, ending(choice.finish_reason, count)));
+    }
+  } catch (error) {
+    if (signal.aborted || error.locked) throw error;
+    box.append(element("span", { class: "end wrong" }, visible(error.message)));
   }
 }
 
-async function alone(wanted, member, signal) {
-  const box = element("div", { class: "tokens" }, element("span", { class: "p" }, shownPrompt(wanted)));
-  byId("beside").append(element("article", { class: "text", "data-name": member.name }, element("h2", {}, dot(member), visible(member.name)), box));
+function byRule(wanted, rule, signal) {
+  const box = card(`rule ${rule}`, [visible(rule)], visible(state.summaries[rule]));
+  return write(box, request(wanted, state.model, { rule, weights: wanted.weights, trace: true }), signal, (choice) => {
+    box.append(...choice.tessellm.trace.map((token) => tokenOf(token)));
+    return choice.tessellm.trace.length;
+  });
+}
+
+function alone(wanted, member, signal) {
+  const box = card(member.name, [dot(member), visible(member.name)]);
   const written = element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour });
   box.append(written);
-  const [path, asked] = body(wanted, member.model);
   let text = "";
-  for await (const choice of pieces(path, asked, signal)) {
-    text += (choice.delta ? choice.delta.content : choice.text) || "";
+  return write(box, request(wanted, member.model), signal, (choice) => {
+    text += textOf(choice);
     written.textContent = visible(text);
-  }
-}
-
-// ---- what is seen
-
-function dot(member) {
-  return element("span", { class: "dot", colour: member.number ? member.colour : "transparent" });
-}
-
-function addToken(box, token) {
-  const member = state.members.find((each) => each.name === token.owner);
-  const number = state.trace.push(token) - 1;
-  const kinds = `t${token.clash > CLASH ? " x" : ""}${token.novel ? " v" : ""}`;
-  box.append(element("span", { class: kinds, "data-number": number, "data-owner": member.number, "data-line": member.line,
-    colour: member.colour, role: "option", "aria-selected": "false", tabindex: number ? -1 : 0,
-    "aria-label": `${visible(token.text)}, ${visible(token.owner)}${token.clash > CLASH ? ", interference" : ""}` }, visible(token.text)));
-}
-
-function drawStrip() {
-  const strip = byId("strip");
-  const count = Math.max(state.trace.length, 32);
-  strip.setAttribute("viewBox", `0 0 ${count} 1`);
-  const bars = state.trace.map((token, number) => {
-    const bar = document.createElementNS(SVG, "rect");
-    const height = Math.min(1, token.clash);
-    for (const [name, value] of Object.entries({ x: number + 0.1, width: 0.8, y: 1 - height, height })) bar.setAttribute(name, value);
-    bar.dataset.number = number;
-    if (token.clash > CLASH) bar.classList.add("x");
-    return bar;
+    return text.length;
   });
-  strip.replaceChildren(...bars);
-  const marked = state.trace.filter((token) => token.clash > CLASH).length;
-  strip.setAttribute("aria-label", `Interference, token by token: above ${CLASH} at ${marked} of ${state.trace.length} tokens`);
 }
 
-function show(number) {
-  const token = state.trace[number];
-  if (!token) return;
-  for (const each of byId("output").children) each.setAttribute("aria-selected", String(Number(each.dataset.number) === number));
-  const voices = [...state.members, { name: "composed", number: 0 }];
-  const rows = voices.map((voice) => {
-    const choices = token.top[voice.name].map(([text, logprob]) => {
-      const chance = element("small", {}, `${(100 * Math.exp(logprob)).toFixed(1)} %`);
-      return [element("code", { class: text === token.text ? "w" : "" }, visible(text).replace(/\n/g, "↵")), chance];
-    });
-    const own = `${(100 * Math.exp(token.logprob[voice.name])).toFixed(1)} %`;
-    const weighed = token.evidence ? [element("td", {}, evidenceOf(token, voice.name))] : [];
-    return element("tr", {}, element("th", { scope: "row" }, dot(voice), visible(voice.name)), element("td", {}, own), ...weighed, element("td", {}, ...choices.flat()));
-  });
-  const columns = ["who", "this token", ...(token.evidence ? ["evidence"] : []), "favourites"];
-  const head = element("tr", {}, ...columns.map((text) => element("th", { scope: "col" }, text)));
-  const title = element("h3", {}, element("b", {}, visible(token.text).replace(/\n/g, "↵") || "∅"), `owner: ${visible(token.owner)}`,
-    element("span", {}, `log Z ${token.log_z.toFixed(2)}`), element("span", {}, `interference ${token.clash.toFixed(2)}`), token.novel ? "nobody’s favourite" : "");
-  byId("panel").replaceChildren(title, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+// ---- a conversation
+
+function follow() { // what depends on what was chosen, and on what was said
+  const chat = byId("mode").value === "chat";
+  byId("system-row").hidden = !chat;
+  byId("reply").hidden = !chat || !state.answer;
+  byId("forget").hidden = byId("turns").hidden = !chat || !state.turns.length;
+  byId("rule-line").textContent = visible(state.summaries[byId("rule").value] || "");
+  byId("turns").replaceChildren(...state.turns.map((turn) =>
+    element("li", { class: turn.role }, element("b", {}, turn.role === "user" ? "you" : "composed"), ` ${visible(turn.content)}`)));
 }
 
-function evidenceOf(token, name) {
-  if (!(name in token.evidence)) return token.blended ? "Eq. 2 speaks" : "the owner speaks";
-  const trusted = token.trusted[name] && name !== state.members[0].name;
-  return `${token.evidence[name].toFixed(1)}${trusted ? " ✓" : ""}`;
+function listExamples() {
+  const examples = EXAMPLES[byId("mode").value] || [];
+  byId("example").replaceChildren(element("option", { value: "" }, "Example prompts…"), ...examples.map((text) => element("option", { value: text }, text)));
 }
 
-function move(event) {
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  const tokens = [...byId("output").querySelectorAll(".t")];
-  const from = tokens.indexOf(document.activeElement);
-  if (from < 0 || !(step || event.key === "Home" || event.key === "End")) return;
-  const to = event.key === "Home" ? 0 : event.key === "End" ? tokens.length - 1 : Math.min(Math.max(from + step, 0), tokens.length - 1);
-  event.preventDefault();
-  tokens[from].tabIndex = -1;
-  tokens[to].tabIndex = 0;
-  tokens[to].focus();
+function converse(turns) {
+  Object.assign(state, { turns, answer: null });
+  byId("prompt").value = "";
+  byId("beside").replaceChildren();
+  startText("");
+  follow();
+  toLink();
+  byId("prompt").focus();
+}
+
+function reply() {
+  const { prompt, text } = state.answer;
+  converse([...state.turns, { role: "user", content: prompt }, { role: "assistant", content: text }]);
+  say("your turn");
 }
 
 // ---- how it begins
-
-function shownWeight(row) {
-  row.querySelector("output").textContent = Number(row.querySelector("[type=range]").value).toFixed(2);
-}
 
 function expertRow(member) {
   const id = `weight-${member.number}`;
@@ -269,20 +151,29 @@ function expertRow(member) {
   return row;
 }
 
+function legend() {
+  const entry = (kinds, attributes, text) => element("li", {}, element("span", { class: kinds, ...attributes }, ` ${text} `));
+  return [...state.members.map((member) => entry("t", { "data-owner": member.number, "data-line": member.line, colour: member.colour }, visible(member.name))),
+    entry("t x", { "data-owner": 0 }, "interference"), entry("t v", { "data-owner": 0 }, "nobody’s favourite")];
+}
+
 async function begin() {
   const listed = (await (await call("v1/models")).json()).data;
   const model = listed.find((each) => each.tessellm.kind === "composition");
-  state.model = model.id;
-  state.members = model.tessellm.members.map((member, number) => ({ ...member, number }));
+  const { members, rules, rule, summaries, chat } = model.tessellm;
+  Object.assign(state, { model: model.id, members: members.map((member, number) => ({ ...member, number })), rules, summaries });
   byId("name").textContent = visible(model.id);
-  byId("legend").replaceChildren(...state.members.map((member) =>
-    element("li", {}, element("span", { class: "t", "data-owner": member.number, "data-line": member.line, colour: member.colour }, ` ${visible(member.name)} `))),
-    element("li", {}, element("span", { class: "t x", "data-owner": 0 }, " interference ")), element("li", {}, element("span", { class: "t v", "data-owner": 0 }, " nobody’s favourite ")));
+  byId("legend").replaceChildren(...legend());
   byId("experts").replaceChildren(byId("experts").firstElementChild, ...state.members.slice(1).map(expertRow));
-  byId("rule").replaceChildren(...model.tessellm.rules.map((rule) => element("option", {}, rule)));
-  byId("rule").value = model.tessellm.rule;
+  byId("rule").replaceChildren(...rules.map((each) => element("option", {}, each)));
+  byId("rule").value = rule;
+  byId("mode").options[0].disabled = !chat;
+  byId("mode").value = chat ? "chat" : "text";
+  startText("");
   const saved = fromLink();
   if (saved) restore(saved);
+  listExamples();
+  follow();
   say(saved ? "as in the link; Generate writes it" : "ready");
 }
 
@@ -293,14 +184,22 @@ function tryToBegin() {
 
 byId("controls").addEventListener("submit", (event) => { event.preventDefault(); state.model ? generate() : tryToBegin(); });
 byId("controls").addEventListener("change", (event) => {
-  if (state.ran && !["prompt", "key"].includes(event.target.id)) generate();
+  if (event.target.id === "mode") listExamples();
+  follow();
+  if (state.ran && !["prompt", "system", "example", "key"].includes(event.target.id)) generate();
+});
+byId("example").addEventListener("change", () => {
+  if (byId("example").value) byId("prompt").value = byId("example").value;
+  byId("example").value = "";
 });
 byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("controls").requestSubmit(); }
 });
 byId("stop").addEventListener("click", stop);
+byId("reply").addEventListener("click", reply);
+byId("forget").addEventListener("click", () => { stop(); converse([]); say("a new chat"); });
 byId("share").addEventListener("click", async () => {
-  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(settings()))}`);
+  toLink();
   try {
     await navigator.clipboard.writeText(location.href);
     say("the link is copied");
@@ -309,7 +208,7 @@ byId("share").addEventListener("click", async () => {
   }
 });
 const showTarget = (event) => { if (event.target.dataset.number) show(Number(event.target.dataset.number)); };
-for (const place of ["output", "strip"]) for (const kind of ["mouseover", "click"]) byId(place).addEventListener(kind, showTarget);
+for (const place of ["output", "strip", "band"]) for (const kind of ["mouseover", "click"]) byId(place).addEventListener(kind, showTarget);
 byId("output").addEventListener("focusin", showTarget); // on the chart it would make a stop of Tab
 byId("output").addEventListener("keydown", move);
 tryToBegin();

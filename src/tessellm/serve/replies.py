@@ -31,6 +31,7 @@ from .choices import TextPiece
 
 LEAST = -9999.0  # how OpenAI writes a log-probability of minus infinity
 DIGITS = 4
+EQUATION = "Eq. 2"  # among the laws that a mixture believes in, beside the members
 
 
 class Reply:
@@ -79,6 +80,7 @@ class Reply:
                 for voice, (ids, logps) in zip(voices, tops, strict=True)
             },
             **(self._weighed(seen) if "evidence" in seen else {}),
+            belief=self._believed(seen["law"]) if "law" in seen else None,
         )
 
     def _weighed(self, seen: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +90,9 @@ class Reply:
             "interference": rounded(seen["interference"]),
             "blended": seen["blended"],
         }
+
+    def _believed(self, laws: Sequence[float]) -> dict[str, float]:
+        return dict(zip((*self.members, EQUATION), map(rounded, laws), strict=True))
 
 
 class CompletionReply(Reply):

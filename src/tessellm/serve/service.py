@@ -85,7 +85,14 @@ class Service:
             ModelMember(name=each, model=id_, weight=weight, colour=colour(number), line=line_style(number))
             for number, (each, id_, weight) in enumerate(ids)
         ]
-        about = ModelAbout(kind="composition", rule=config.rule["name"], rules=list(RULES), members=members)
+        about = ModelAbout(
+            kind="composition",
+            rule=config.rule["name"],
+            rules=list(RULES),
+            summaries={rule: entry.summary for rule, entry in RULES.items()},
+            chat=bool(self.tokenizer.chat_template),
+            members=members,
+        )
         return Model(id=name, created=self.created, tessellm=about)
 
     async def complete(self, asked: CompletionRequest) -> Running:

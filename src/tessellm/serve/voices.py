@@ -17,11 +17,13 @@ from torch import Tensor
 from ..decoding.voices import Voice
 from ..diagnose.recorder import log_probabilities
 from ..diagnose.statistics import statistics
-from ..errors import TessellmError
+from ..errors import RecipeError, TessellmError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer
-from ..model.variants import changed_weights, check_alone, check_rule_name, no_such_speaker, speakers_of
-from ..rules import RULES, ComposedRule, Explanation
+from ..model.habits import can_be_read
+from ..model.variants import changed_weights, check_alone, check_rule_name, meant_rule, no_such_speaker, speakers_of
+from ..rules import DEFAULT, RULES, ComposedRule, Explanation
+from ..rules.belief import Belief
 from .refusals import Refusal, bad
 
 KEPT = 64  # voices that are remembered
@@ -30,6 +32,7 @@ SHOWN = (  # of what a trace measures
     "owner_BT", "log_z_BT", "clash_BT", "gap_BT", "novel_BT", "divergence_BTK", "top_ids_BTNC", "top_logprobs_BTNC",
     "evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT",
 )  # fmt: skip
+LAW = "law_BTL"  # what a rule that is a mixture believes
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,8 @@ class Speakers:
         self.window = max(entry.make().window for entry in RULES.values())
         self._ends = [tuple(member.get("end_ids", ())) for member in model.config.members]
         self._own = self._speaker(name, None)
+        self._meant = {rule: meant_rule(model, rule) for rule in (DEFAULT, *RULES)}
+        self._needs_habits = can_be_read(model)
         self._member = lru_cache(maxsize=None)(self._make_member)
         self._other = lru_cache(maxsize=KEPT)(self._make_other)
 
@@ -67,7 +72,7 @@ class Speakers:
             return self._own
         with _refused("tessellm.weights"):
             changed = changed_weights(self.model, weights or {})
-        return self._other(rule or self.model.config.rule["name"], changed)
+        return self._other(rule, changed)
 
     def _make_member(self, name: str) -> NamedVoice:
         number = self.members[name]
@@ -76,14 +81,21 @@ class Speakers:
         rule = self.model.rule.with_("product", weights, "rule")
         return self._speaker(name, Voice(rule, frozenset(ends)))
 
-    def _make_other(self, rule: str, weights: tuple[float, ...]) -> NamedVoice:
-        config = self.model.config
-        own = rule == config.rule["name"]
-        if not own:
-            with _refused("tessellm.rule"):
-                check_rule_name(rule)
-        complete = self.model.rule.with_(None if own else rule, weights)
-        return self._speaker(self.name, Voice(complete, frozenset(config.eos_token_id or ())))
+    def _make_other(self, rule: str | None, weights: tuple[float, ...]) -> NamedVoice:
+        with _refused("tessellm.rule"):
+            complete = self.model.rule.with_(None if rule is None else self._meant_rule(rule), weights)
+        return self._speaker(self.name, Voice(complete, frozenset(self.model.config.eos_token_id or ())))
+
+    def _meant_rule(self, rule: str) -> str | None:
+        """Return what a name means here; refuse `belief` where reading habits would hold everyone up."""
+        check_rule_name(rule)
+        meant = self._meant[rule]
+        if meant == Belief.name and self._needs_habits:
+            raise RecipeError(
+                f"this server has not read how the experts usually act, which the rule {meant!r} goes by: start it "
+                f"with --rule {meant}, or compose the members by it"
+            )
+        return meant
 
     def _speaker(self, name: str, voice: Voice | None) -> NamedVoice:
         ends = voice.ends if voice else frozenset(self.model.config.eos_token_id or ())
@@ -111,6 +123,7 @@ def tracer(rule: ComposedRule, ends: tuple[tuple[int, ...], ...]) -> Observer:
     def watch(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
         found = statistics(logp_MB1V, composed_B1V, rule, ends, why)
         columns = {name: column for name in SHOWN if (column := getattr(found, name)) is not None}
+        columns |= {name: column for name, column in why.more.items() if name == LAW}
         return {
             **top(logp_MB1V, token_B1, composed_B1V, why),
             **{name.rpartition("_")[0]: column[:, 0] for name, column in columns.items()},
