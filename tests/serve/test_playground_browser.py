@@ -309,15 +309,9 @@ def test_spaces_are_seen_and_a_new_text_forgets_the_old_ones_token(letters: Runn
 
     def spaced(route: Any) -> None:
         voices = ("base", "three", "six", "composed")
-        token = {
-            "text": " ",
-            "owner": "three",
-            "clash": 0,
-            "novel": False,
-            "log_z": 0,
-            "logprob": dict.fromkeys(voices, 0),
-        }
-        token["top"] = dict.fromkeys(voices, [[" ", 0], [" a", 0], ["\n", 0], ["", 0]])
+        token: dict[str, Any] = {"text": " ", "owner": "three", "clash": 0, "novel": False, "log_z": 0}
+        token["logprob"] = dict.fromkeys(voices, 0)
+        token["top"] = {voice: [[" ", 0], [" a", 0], ["\n", 0], ["", 0]] for voice in voices}
         choice = {"text": " ", "finish_reason": "stop", "tessellm": {"trace": [token]}}
         route.fulfill(content_type="text/event-stream", body=events(choice))
 
