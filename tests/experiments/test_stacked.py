@@ -7,6 +7,7 @@ from tessellm.errors import TrainingError
 from tessellm.experiments.lab.finite import check_copies
 from tessellm.experiments.lab.stacked import Shape, initialise, logits, select, to_llama, train
 from tessellm.experiments.lab.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
+from tessellm.experiments.lab.steps import Steps
 
 SHAPE = Shape(vocabulary=13, width=32, layers=2, heads=2, context=16)
 
@@ -83,3 +84,14 @@ def test_parameters_that_the_last_update_broke_are_named():
 
     with pytest.raises(TrainingError, match=r"finite: member 0 broke at update 1 .*now: head\)$"):
         train(start, SHAPE, lambda: (text[..., :-1], text[..., 1:], torch.ones(2, 4, 9)), steps=1, lr=1e-3, loss=loss)
+
+
+def test_steps_that_were_reached_are_kept(capsys: pytest.CaptureFixture[str]):
+    start = initialise(SHAPE, 1, torch.Generator().manual_seed(0))
+    text = torch.randint(13, (1, 2, 6), generator=torch.Generator().manual_seed(2))
+    batch = (text[..., :-1], text[..., 1:], torch.ones(1, 2, 5))
+    for seconds, reached in ((None, 5), (1e-9, 1)):
+        steps = Steps("base", 5, print)
+        train(start, SHAPE, lambda: batch, steps.planned, 1e-3, steps, seconds=seconds)
+        assert steps.kept() == {"reached": reached, "planned": 5}
+        assert f"base: step {reached} of 5, loss" in capsys.readouterr().out

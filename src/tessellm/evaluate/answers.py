@@ -22,7 +22,8 @@ UNITS = (
     "|years?|square|cubic|sq|units?|people|students?|ways|points?|times|percent|gallons?|liters?|litres?"
 )
 _UNIT = re.compile(r"(?<=[\d})\s])\s*\b(?:" + UNITS + r")\b\.?(?:\s*\^\s*(?:\d|\{\d\}))?$")
-_NAMED = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-zA-Z]))\s*(.+)")
+_NAME = r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?"
+_NAMED = re.compile(rf"({_NAME}|\({_NAME}(?:,\s*{_NAME})+\))\s*(?:=|\\in(?![a-zA-Z]))\s*(.+)")
 _TEXT = re.compile(r"\\(?:text(?:bf|rm|it|normal)?|mbox|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 _THOUSANDS = re.compile(r"[^,(\[{]*?-?\d{1,3}(?:(?:,\s?|\s)\d{3})+(?:\.\d+)?(?!\d)[^,]*")
@@ -79,6 +80,7 @@ def clean(answer: str) -> str:
     """Without what changes nothing: layout, dollar signs, units, degrees."""
     text = answer.strip().strip("$").removeprefix(r"\(").removesuffix(r"\)").strip()
     text = re.sub(r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])", "", text)
+    text = re.sub(r",\\!\s*", ",", re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r" \1 ", text))
     text = re.sub(r"(?<!\\)\\(?:[!,;: ]|q?quad(?![a-zA-Z]))|~", " ", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")
     text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree|°", "", text)

@@ -17,6 +17,7 @@ from tessellm.errors import TessellmError
 from tessellm.evaluate.code_tasks import stop_texts
 from tessellm.evaluate.tasks import gsm8k
 from tessellm.experiments.lab.stacked import Shape, initialise, select
+from tessellm.experiments.lab.steps import Steps
 from tessellm.experiments.table import experiment
 from tessellm.experiments.table.cells import Pooled, quality_claims, speed_claim
 from tessellm.experiments.table.functions import ENDINGS, OPERATIONS, write_function
@@ -148,7 +149,7 @@ def test_an_expert_that_is_the_base_pays_for_its_own_tokens_alone(tokenizer: Any
 def test_lora_experts_are_adapters_that_the_project_loads(tokenizer: Any, tmp_path: Path) -> None:
     shape, base, generator = members(tokenizer)
     texts = library(tokenizer, SMALL, 60)
-    deltas = train_experts(base, shape, texts, Stage(4, 4, 1e-2, 60.0), generator, lambda text: None, rank=3)
+    deltas = train_experts(base, shape, texts, Stage(4, 4, 1e-2, 60.0), generator, Steps("", 4, print), rank=3)
     assert set(deltas) == set(initial_deltas(select(base, [0, 0]), shape, 3, generator))
     plain = llama(base, shape, 0, tokenizer, "cpu")
     plain.save_pretrained(tmp_path / "base")

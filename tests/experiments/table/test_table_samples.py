@@ -15,7 +15,7 @@ from tessellm.experiments.table import experiment
 from tessellm.experiments.table.making import key
 from tessellm.experiments.table.plan import PLANS
 from tessellm.experiments.table.problems import KINDS, problems
-from tessellm.experiments.table.writing import Sample, read_samples
+from tessellm.experiments.table.writing import Sample, check_unchanged, fingerprint, read_samples
 
 from test_table import COLUMNS, SMALL, TINY
 
@@ -72,6 +72,13 @@ def test_samples_without_judges_are_no_table(tmp_path: Path, monkeypatch: pytest
     heard: list[str] = []
     made = experiment.run(0, tmp_path, "cpu", heard.append)
     assert [claim["id"] for claim in made["claims"]] == ["speed"]
+    facts = json.loads((tmp_path / "table" / "cpu-0.json").read_text())
+    assert {name: steps["planned"] for name, steps in facts["steps"].items()} == {
+        "base": TINY.base.steps,
+        "experts": TINY.experts.steps,
+        "LoRA experts": TINY.lora.steps,
+    }
+    assert all(1 <= steps["reached"] <= steps["planned"] for steps in facts["steps"].values())
     assert 'pip install "tessellm[eval]"; then run it again' in heard[-1]
     with pytest.raises(MissingExtraError, match=r"the judges are not installed: lm_eval and evalplus\. Fix: pip"):
         experiment.run(0, tmp_path, "cpu", heard.append)
@@ -84,3 +91,14 @@ def test_samples_that_are_kept_are_of_the_problems_that_are_asked() -> None:
     for path in stored:
         size, seed = path.stem.split("-")
         assert json.loads(path.read_text(encoding="utf-8"))["problems"] == key(PLANS[size], int(seed))
+        check_unchanged(path.with_suffix(".jsonl"), path)
+
+
+def test_samples_that_were_edited_are_noticed(whole: list[Sample], tmp_path: Path) -> None:
+    samples, facts = experiment.paths(tmp_path, "full", 7)
+    kept(samples, whole)
+    facts.write_text(json.dumps({"samples": fingerprint(samples)}))
+    check_unchanged(samples, facts)
+    kept(samples, [replace(whole[0], text="another text"), *whole[1:]])
+    with pytest.raises(CheckpointError, match=r"full-7\.jsonl was changed after it was written"):
+        check_unchanged(samples, facts)

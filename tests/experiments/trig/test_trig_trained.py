@@ -114,6 +114,7 @@ def test_a_full_run_trains_keeps_and_evaluates_members_and_a_cpu_run_takes_them(
     result = trig.run(0, tmp_path, "full", heard.append)
     claims = {claim.id: claim for claim in result.claims}
     assert len(result.tables["trained"]) == 2
+    assert set(result.tables["trained"][0]["steps"]) == {"base", "experts"}
     assert set(result.tables["trained"][0]["proved"]) == {*trig_members.MEMBERS, trained.EQ2, trained.DEFAULT}
     assert claims["trained-two-eq2"].value == 0.0  # three steps teach nothing
     assert claims["trained-alone"].holds
@@ -158,9 +159,11 @@ def test_what_another_machine_wrote_is_kept_with_commit_pictures_and_members(tin
 
 def test_members_are_kept_as_they_were(tiny, tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    everything = trig_members.train_members(
+    everything, steps = trig_members.train_members(
         *trig_members.pool(8, 0, 1), trig.TRAINING["full"], generator, lambda text: None
     )
+    planned = trig.TRAINING["full"].steps
+    assert [each["planned"] for each in steps.values()] == [each["reached"] for each in steps.values()] == [*planned]
     second = trig_members.members_of(everything, 1)
     trig_members.save(second, tmp_path / "kept.safetensors", {"seed": 1})
     stored, about = trig_members.load(tmp_path / "kept.safetensors")

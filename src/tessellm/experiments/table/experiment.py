@@ -27,7 +27,7 @@ from .cells import Pooled, pooled, quality_claims, speed_claim, table_of
 from .making import Library, held_out, key, make
 from .plan import PLANS, Plan
 from .scoring import score
-from .writing import read_samples
+from .writing import check_unchanged, fingerprint, read_samples
 
 JUDGES = ("lm_eval", "evalplus")
 UNJUDGED = 'the judges are not installed: {}. Fix: pip install "tessellm[eval]"'
@@ -84,6 +84,7 @@ def write_samples(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log
         samples, facts = make(plan, seed, library, device, log)
         lines = (json.dumps(asdict(sample), ensure_ascii=False) for sample in samples)
         write_text(samples_path, "".join(f"{line}\n" for line in lines))
+        facts["samples"] = fingerprint(samples_path)
         write_text(facts_path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     return [json.loads(paths(folder, size, seed)[1].read_text(encoding="utf-8")) for seed in seeds]
 
@@ -112,6 +113,8 @@ def judge(plan: Plan, seeds: Sequence[int], folder: Path, size: str, log: Log) -
     for seed in seeds:
         log(f"seed {seed}: judged by lm-eval and evalplus")
         asked = held_out(plan, seed)
-        samples = read_samples(paths(folder, size, seed)[0], asked, seed)
+        samples_path, facts_path = paths(folder, size, seed)
+        samples = read_samples(samples_path, asked, seed)
+        check_unchanged(samples_path, facts_path)
         parts.append((samples, score(asked, samples)))
     return pooled(parts)

@@ -14,6 +14,7 @@ import torch
 from ...evaluate.merges import METHODS
 from ...provenance import environment
 from ..lab.stacked import Params, Shape, select
+from ..lab.steps import Steps
 from .analysis import analyse
 from .gold import gold_texts
 from .members import EXPERTS, train_base, train_experts, with_deltas
@@ -59,11 +60,13 @@ def make(plan: Plan, seed: int, library: Library, device: str, log: Log) -> tupl
     tokenizer = library.tokenizer
     shape = Shape(len(tokenizer), plan.width, plan.layers, plan.heads, plan.context)
     generator = torch.Generator(device).manual_seed(seed)
-    base = train_base(shape, library.texts["base"], plan.base, generator, log)
+    stages = {"base": plan.base, "experts": plan.experts, "LoRA experts": plan.lora}
+    steps = {name: Steps(name, stage.steps, log) for name, stage in stages.items()}
+    base = train_base(shape, library.texts["base"], plan.base, generator, steps["base"])
     lap("base")
-    experts = train_experts(base, shape, library.texts, plan.experts, generator, log)
+    experts = train_experts(base, shape, library.texts, plan.experts, generator, steps["experts"])
     lap("experts")
-    deltas = train_experts(base, shape, library.texts, plan.lora, generator, log, plan.rank)
+    deltas = train_experts(base, shape, library.texts, plan.lora, generator, steps["LoRA experts"], plan.rank)
     lora = with_deltas(select(base, [0] * len(EXPERTS)), deltas)
     lap("LoRA experts")
 
@@ -99,6 +102,7 @@ def make(plan: Plan, seed: int, library: Library, device: str, log: Log) -> tupl
         "merges": {method: told for method, (_, told) in made.items()},
         "analysis": why,
         "pace": pace,
+        "steps": {name: each.kept() for name, each in steps.items()},
         "seconds": spent,
         **environment(),
     }

@@ -9,7 +9,7 @@ paper's condition (Def. 4: an expert is the base where it is idle), asked for wh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..lab.stacked import Params, Shape, initialise, logits, select, train
+from ..lab.steps import Steps
 from .texts import READERS
 from .tokens import NOTHING, Texts
 
@@ -30,7 +31,6 @@ PROJECTIONS = {  # of the stacked layers, and what a Llama calls them
 }
 LORA_SCALE = 2.0  # PEFT's lora_alpha / r
 QUARTER = 0.25  # of the texts, by length: a batch comes from so many
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _wide(rows_BT: Tensor, width: int, value: int) -> Tensor:
     return functional.pad(rows_BT, (0, width - rows_BT.shape[1]), value=value)
 
 
-def train_base(shape: Shape, texts: Texts, stage: Stage, generator: torch.Generator, log: Log) -> Params:
+def train_base(shape: Shape, texts: Texts, stage: Stage, generator: torch.Generator, report: Steps) -> Params:
     """From scratch, on every token of its texts."""
     draw = Draw([texts], stage.batch, generator)
 
@@ -83,7 +83,7 @@ def train_base(shape: Shape, texts: Texts, stage: Stage, generator: torch.Genera
 
     dtype = _dtype(generator)
     return train(
-        initialise(shape, 1, generator), shape, batch, stage.steps, stage.rate, _report("base", stage, log),
+        initialise(shape, 1, generator), shape, batch, stage.steps, stage.rate, report,
         dtype=dtype, seconds=stage.seconds,
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _mean(value_EBT: Tensor, where_EBT: Tensor) -> Tensor:
 
 
 def train_experts(
-    base: Params, shape: Shape, texts: Mapping[str, Texts], stage: Stage, generator: torch.Generator, log: Log,
+    base: Params, shape: Shape, texts: Mapping[str, Texts], stage: Stage, generator: torch.Generator, report: Steps,
     rank: int | None = None,
 ) -> Params:  # fmt: skip
     """Both experts: all of their weights, or where a rank is given, low-rank deltas (see `with_deltas`)."""
@@ -121,9 +121,7 @@ def train_experts(
         return expert_loss(weights, twice, shape, tokens_EBT, owner_EBT, dtype)
 
     return train(
-        start, shape, draw, stage.steps, stage.rate,
-        _report("experts" if rank is None else f"LoRA experts of rank {rank}", stage, log),
-        seconds=stage.seconds, loss=loss,
+        start, shape, draw, stage.steps, stage.rate, report, seconds=stage.seconds, loss=loss,
     )  # fmt: skip
 
 
@@ -175,9 +173,3 @@ def adapter_config(rank: int, base: str) -> dict[str, Any]:
 
 def _dtype(generator: torch.Generator) -> torch.dtype:
     return torch.bfloat16 if generator.device.type == "cuda" else torch.float32
-
-
-def _report(what: str, stage: Stage, log: Log) -> Callable[[int, Tensor], None]:
-    return lambda step, loss_E: log(
-        f"{what}: step {step + 1} of {stage.steps}, loss {', '.join(f'{loss:.3f}' for loss in loss_E.tolist())}"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -100,6 +101,22 @@ def read_samples(path: Path, asked: Mapping[str, Sequence[Problem]], seed: int) 
             f"{missing} are missing, and {others} are others. Restore it, or remove it to write new ones"
         )
     return samples
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_unchanged(samples: Path, facts: Path) -> None:
+    """Refuse samples that are not those that were written: who edits a text edits a score."""
+    with stored(facts):
+        written = json.loads(facts.read_text(encoding="utf-8"))["samples"]
+    if fingerprint(samples) != written:
+        raise CheckpointError(
+            f"{samples} was changed after it was written: its SHA-256 is not the one in {facts.name}. Restore it, or "
+            "remove it to write new ones"
+        )
 
 
 def notebook_pace(

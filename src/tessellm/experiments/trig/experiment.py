@@ -91,15 +91,15 @@ def evaluations(seed: int, out: Path, size: str, log: Callable[[str], None]) -> 
         log(f"making {training.texts:,} training texts")
         texts = pool(training.texts, seed)
         log(f"training on {device}: {asdict(training)}")
-        members = train_members(*texts, training, torch.Generator(device).manual_seed(seed), log)
-        save(members_of(members, 0), out / MEMBERS_FILE, {"seed": seed, **asdict(training)})
+        members, steps = train_members(*texts, training, torch.Generator(device).manual_seed(seed), log)
+        save(members_of(members, 0), out / MEMBERS_FILE, {"seed": seed, **asdict(training), "reached": steps})
         for number in range(training.seeds):
             log(f"seed {number + 1} of {training.seeds}")
-            yield trained.evaluate(members_of(members, number), asked, device, log)
+            yield {**trained.evaluate(members_of(members, number), asked, device, log), "steps": steps}
     else:
         members, about = load(KEPT)
         log(f"trained members of seed {about['seed']}: each writes {sum(map(len, asked.values()))} proofs")
-        yield trained.evaluate(members, asked, device, log)
+        yield {**trained.evaluate(members, asked, device, log), "steps": about.get("reached")}
 
 
 def law(prover: Prover, words: Sequence[str]) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 from ...errors import CheckpointError
 from ...files import new_file, stored
 from ..lab.stacked import Params, Shape, initialise, select, train
+from ..lab.steps import Steps
 from ..lab.workers import by_processes
 from .problems import NAMES, VOCABULARY, Prover, bystander_problem, random_problem
 from .proofs import DOT, EQUALS, Proof
@@ -113,8 +114,9 @@ def pool(count: int, seed: int, processes: int | None = None) -> tuple[Tensor, T
 
 def train_members(
     texts_NT: Tensor, labels_PNT: Tensor, training: Training, generator: torch.Generator, log: Callable[[str], None]
-) -> Params:
-    """E = 5 S members, seed by seed: the base, the experts, the one model of all. Runs where the generator is."""
+) -> tuple[Params, dict[str, Any]]:
+    """E = 5 S members, seed by seed: the base, the experts, the one model of all; and the steps that their training
+    reached. Runs where the generator is."""
     device = generator.device
     texts_NT, labels_PNT = texts_NT.to(device), labels_PNT.to(device)
     length_N = (texts_NT != PADDING).sum(1).tolist()
@@ -128,11 +130,10 @@ def train_members(
         targets = labels_PNT[member_E1, rows_EB, :steps].long()
         return texts_NT[rows_EB, :steps].long(), targets.clamp_min(0), (targets != NOTHING).float()
 
+    steps = {what: Steps(what, most, log) for what, most in zip(("base", "experts"), training.steps, strict=True)}
+
     def stage(start: Params, members: list[int], number: int, what: str) -> Params:
         member_E1 = torch.tensor(members, device=device).unsqueeze(1)
-
-        def report(step: int, loss_E: Tensor) -> None:
-            log(f"{what}: step {step + 1} of {training.steps[number]}, loss {', '.join(f'{x:.4f}' for x in loss_E)}")
 
         return train(
             start,
@@ -140,7 +141,7 @@ def train_members(
             lambda: draw(member_E1),
             training.steps[number],
             training.rates[number],
-            report,
+            steps[what],
             dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
             smoothing=SMOOTHING,
             seconds=training.seconds[number],
@@ -151,7 +152,8 @@ def train_members(
     experts = stage(select(base, [s for s in range(seeds) for _ in others]), others * seeds, 1, "experts")
     both = {name: torch.cat([base[name], experts[name]]) for name in base}
     rows = [[s, *range(seeds + s * len(others), seeds + (s + 1) * len(others))] for s in range(seeds)]
-    return {name: p.bfloat16().float() for name, p in select(both, [m for row in rows for m in row]).items()}
+    made = {name: p.bfloat16().float() for name, p in select(both, [m for row in rows for m in row]).items()}
+    return made, {what: each.kept() for what, each in steps.items()}
 
 
 def members_of(everything: Params, seed: int) -> Params:
