@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Seen:
     odd: Counter[int] = field(default_factory=Counter)
     opened: int = 0  # idle connections, those in place of dropped ones too
     most_idle: int = 0
+    memory: list[int] = field(default_factory=list)  # MiB
 
     def others(self, alone: list[str]) -> int:
         return sum(text != alone[number] for number, text in self.finished)
@@ -115,8 +116,8 @@ async def odd(client: httpx.AsyncClient, requests: Any, seen: Seen) -> None:
         seen.odd[answer.status_code] += 1
 
 
-def client_of(running: Running, count: int) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=count)
+def client_of(running: Running, kept: int) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept)
     return httpx.AsyncClient(base_url=running.url, timeout=900, limits=limits)
 
 
@@ -128,15 +129,19 @@ async def load(running: Running, model: str, seconds: float, seen: Seen, odd_one
             *(idle(host, int(port), seen, until) for _ in range(IDLE)),
             *(streaming(client, model, seen, number, until) for number in range(CLIENTS)),
             *(odd(client, requests, seen) for _ in range(ODD_AT_ONCE)),
-            watch_idle(running, seen, until),
+            watch(running, seen, until),
         )
 
 
-async def watch_idle(running: Running, seen: Seen, until: float) -> None:
-    """How many connections the server's process has open, at most."""
-    while time.monotonic() < until:
+async def watch(running: Running, seen: Seen, until: float) -> None:
+    """How many descriptors the server's process has open, at most, and its memory every half minute."""
+    for turn in count():
         descriptors = os.listdir(f"/proc/{running.process.pid}/fd")
         seen.most_idle = max(seen.most_idle, len(descriptors))
+        if turn % 6 == 0:
+            seen.memory.append(round(resident_mib(running.process.pid)))
+        if time.monotonic() > until:
+            return
         await asyncio.sleep(5)
 
 
@@ -144,10 +149,10 @@ async def drain(running: Running, model: str, seen: Seen) -> dict[str, Any]:
     """Ask with all clients, tell the server to end once all slots are taken, and wait for the answers."""
     async with client_of(running, CLIENTS) as client:
         asked = [asyncio.create_task(ask(client, model, number % len(ASKED))) for number in range(CLIENTS)]
-        used = waiting = 0.0
-        while not used or used + waiting < CLIENTS:
+        used, all_of_them, since = 0.0, running.metric("tessellm_slots"), time.monotonic()
+        while used < all_of_them and time.monotonic() - since < 60:
             await asyncio.sleep(0.2)
-            used, waiting = (running.metric(f"tessellm_{name}") for name in ("slots_used", "queue_waiting"))
+            used = max(used, running.metric("tessellm_slots_used"))
         running.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         for number, each in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
@@ -183,9 +188,10 @@ def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
         "hung_up": seen.hung_up,
         "other_texts": seen.others(alone) + warm.others(alone) + ended.others(alone),
         "failed": seen.failed + ended.failed,
-        "odd": {str(status): count for status, count in sorted(seen.odd.items())},
+        "odd": {str(status): times for status, times in sorted(seen.odd.items())},
         "idle": {"opened": seen.opened, "descriptors_at_most": seen.most_idle},
         "memory_mib": round(before, 1),
+        "memory_every_half_minute_mib": seen.memory,
         "memory_growth_mib": round(after - before, 1),
         "slots": slots,
         "drain": {**drained, "answers": len(ended.finished)},
@@ -199,7 +205,7 @@ def claims_of(found: dict[str, Any], minutes: float) -> list[Claim]:
         f"{CLIENTS} streaming clients for {minutes:g} minutes, a third of the answers cut off",
         found["drain"],
     )
-    server_errors = sum(count for status, count in found["odd"].items() if int(status) >= 500)
+    server_errors = sum(times for status, times in found["odd"].items() if int(status) >= 500)
     growth = round(found["memory_growth_mib"] / found["memory_mib"], 4)
     descriptors = found["idle"]["descriptors_at_most"]
     return [

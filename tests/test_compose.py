@@ -79,7 +79,7 @@ def test_what_is_no_member(members_dir: Path) -> None:
     assert "got int" in refusal(lambda: tessellm.compose(base, {"x": 3}))
     assert "did you mean 'weight'" in refusal(lambda: tessellm.compose(base, {"x": {"source": math_, "wieght": 1}}))
     assert "the key 'source' is missing" in refusal(lambda: tessellm.compose(base, {"x": {"weight": 1}}))
-    for name in ("base", "keys", "1st", "a/b", "", 3, "a.b"):
+    for name in ("base", "composed", "keys", "1st", "a/b", "", 3, "a.b"):
         assert "cannot be an expert's name" in refusal(lambda name=name: tessellm.compose(base, {name: math_}))
 
 

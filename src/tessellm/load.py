@@ -10,15 +10,22 @@ from .checkpoint import load
 from .errors import MemberError
 from .model import ComposedForCausalLM
 from .model.variants import alone, changed_weights, check_alone, check_rule_name, meant_rule, no_such_speaker
+from .rules import Product
 
 
-def load_model(path: str, device: str | None = None, dtype: str | None = None) -> ComposedForCausalLM:
-    """A composition from its folder or hub id, or from a recipe."""
+def load_model(
+    path: str, device: str | None = None, dtype: str | None = None, rule: str | None = None
+) -> ComposedForCausalLM:
+    """A composition from its folder or hub id, or from a recipe; `rule`: what a recipe's members are composed by, if it
+    is another than its own, which might take long to make for nothing."""
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         from .recipe import read_recipe
 
+        recipe = read_recipe(Path(path))
+        own = recipe.rule if isinstance(recipe.rule, str) else recipe.rule.get("name")
         changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
-        return read_recipe(Path(path)).model_copy(update=changes).compose(Path(path).parent)
+        changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
+        return recipe.model_copy(update=changes).compose(Path(path).parent)
     return load(path, device_map=device, dtype=dtype or "auto")
 
 
@@ -35,7 +42,7 @@ def load_speaker(
         check_alone(asked, rule, weights)
     if rule is not None:
         check_rule_name(rule)
-    model = load_model(path, device, dtype)
+    model = load_model(path, device, dtype, rule if member is None else Product.name)
     if member is not None:
         if member not in model.members:
             raise MemberError(no_such_speaker(asked, path, model.config.member_names))

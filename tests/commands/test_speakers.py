@@ -150,3 +150,24 @@ def test_a_server_goes_by_a_rule_of_the_command_line(cli: Cli, out: Path) -> Non
     ):
         ran = cli("serve", model, *options, "--port", 0)
         assert (ran.code, told in ran.err) == (2, True), ran.err
+
+
+def test_a_recipe_reads_no_habits_that_nobody_asked_for(
+    members_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take a minute with a real model: not for a member alone, nor under another rule."""
+    recipe = tmp_path / "recipe.yaml"
+    experts = {"math": str(members_dir / "math"), "lora": str(members_dir / "lora_math")}
+    recipe.write_text(json.dumps({"base": str(members_dir / "base"), "experts": experts, "termination": "base"}))
+    assert load_speaker(str(recipe)).rule.name == "belief"
+    monkeypatch.setattr("tessellm.model.habits._numbers", lambda *_: pytest.fail("habits were read"))
+    assert load_speaker(f"{recipe}:math").config.member_names == ["math"]
+    found = load_speaker(str(recipe), rule="evidence", weights={"lora": 0.5})
+    assert (found.rule.name, found.config.termination, found.config.weights) == ("evidence", "owner", (1.0, 0.5))
+
+
+def test_inspect_does_not_print_habits(cli: Cli, out: Path, tmp_path: Path) -> None:
+    load_speaker(str(out), rule="belief").save_pretrained(tmp_path / "believing")
+    ran = cli("inspect", tmp_path / "believing", "--json", tmp_path / "all.json")
+    assert "rule: belief, habits = (2 entries), opening = " in ran.out
+    assert len(json.loads((tmp_path / "all.json").read_text())["rule"]["parameters"]["habits"]) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,6 +12,8 @@ from rich.table import Table
 
 from ..errors import RecipeError
 from .shared import PLAIN, JsonPath, ModelPath, Placement, out, readable_size, write_json
+
+LONGEST_SHOWN = 60  # characters of a rule's parameter
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def inspect(model: ModelPath, *, planned: PlanOptions, placement: Placement, jso
     for row in report["members"]:
         out.print(f"{row['name']}: {row['source']}", soft_wrap=True, markup=False)
     rule = report["rule"]
-    parameters = "".join(f", {key} = {value}" for key, value in rule["parameters"].items())
+    parameters = "".join(f", {key} = {_shown(value)}" for key, value in rule["parameters"].items())
     out.print(
         f"rule: {rule['name']}{parameters} ({rule['summary']}; {rule['reference']})", soft_wrap=True, markup=False
     )
@@ -64,6 +66,11 @@ def inspect(model: ModelPath, *, planned: PlanOptions, placement: Placement, jso
     for note in report["notes"]:
         out.print(f"note: {escape(note)}", soft_wrap=True)
     write_json(json_path, report)
+
+
+def _shown(value: Any) -> str:
+    """A parameter of a rule, as far as it is for reading: --json has all of it."""
+    return str(value) if len(str(value)) <= LONGEST_SHOWN else f"({len(value)} entries)"
 
 
 def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Path | None) -> None:

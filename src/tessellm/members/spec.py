@@ -22,6 +22,7 @@ from .quantized import QUANTIZATIONS
 from .sources import Source
 
 MEMBER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")
+TAKEN = ("base", "composed")  # the base, and what traces call the composition itself
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -147,8 +148,9 @@ class Member:
 
 def check_name(name: str) -> None:
     """Refuse a member name that cannot be a module's and a folder's."""
-    if not isinstance(name, str) or not MEMBER_NAME.match(name) or name == "base" or hasattr(nn.ModuleDict, name):
+    taken = name in TAKEN or (isinstance(name, str) and hasattr(nn.ModuleDict, name))
+    if not isinstance(name, str) or not MEMBER_NAME.match(name) or taken:
         raise MemberError(
             f"{name!r} cannot be an expert's name: expected letters, digits, _ and -, first a letter, and none of "
-            "'base', 'keys', 'values', 'items' and the like"
+            "'base', 'composed', 'keys', 'values', 'items' and the like"
         )

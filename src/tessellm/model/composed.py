@@ -20,6 +20,7 @@ from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination,
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
+from .fitting import check_fit
 from .habits import prepared
 from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
@@ -89,6 +90,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         return [tuple(member.get("end_ids", ())) for member in self.config.members]
 
     def _go_by(self, rule: ComposedRule, termination: str | None = None) -> None:
+        check_fit(rule.rule, len(self.members) - 1, self.config.vocab_size)
         numbers = self._checked_weights(rule)
         self.rule, self.config.rule = rule, rule.describe()
         self.config.termination = default_termination(rule.name) if termination is None else termination
