@@ -123,7 +123,7 @@ def _numbers(
         logp_MPTV = normalised([model.member_logits(name, input_ids, cache, 0, {}) for name, cache in heard])
         found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
         behind_PT = length_P[:, None] - torch.arange(longest, device=model.device)
-        counts_PT = ((behind_PT >= 1) & (behind_PT <= rule.span)).float()
+        counts_PT = ((behind_PT >= 1) & (behind_PT <= rule.span)).to(found.averaged_BTKA.dtype)
         averaged_PKA = torch.einsum("pt,ptka->pka", counts_PT / counts_PT.sum(1, keepdim=True), found.averaged_BTKA)
         now_PKN = found.now_BTKN[torch.arange(len(batch)), length_P - 1]
         yield torch.cat([averaged_PKA, now_PKN], -1).float().cpu()
