@@ -32,16 +32,16 @@ FOLDERS = {
 }
 
 HEADLINES = {  # (result, claim): the README's ten rows, in a user's words
-    ("letters", "autoregressive-composed"): "two letter experts: share of strings right, worst of lengths 1 to 31",
+    ("real", "five-shares"): "five real LoRA experts at once: mean share of their scores; of merges, Arrow, a router",
+    ("real", "five-write-math"): "the same, the skill that suffers most, math: share of the expert's score",
+    ("real", "five-read-plain"): "the same, text that concerns no expert: nats per token over the base's",
     ("many-experts", "thirteen"): "13 experts at once: worst share right, rule `evidence`",
     ("many-experts", "collapse"): "13 experts at once: best share right, Eq. 2 (`product`)",
     ("table", "mixed"): "problems that need the math and the coding expert: share right, composed",
-    ("table", "mixed-members"): "the same: how far above every single member, lowest end of the intervals",
     ("table", "mixed-merges"): "the same: how far above every merge of the weights, lowest end of the intervals",
     ("prediction", "spearman"): "`diagnose`: rank correlation of predicted and measured share right, 224 compositions",
     ("gpu-decoding", "equal-tokens"): "the engine: share of greedy tokens that are not the reference's",
     ("gpu-decoding", "full-ms"): "three models in Gemma 2 2B's shapes, batch 1: milliseconds per token",
-    ("gpu-decoding", "lora-memory"): "a base and three LoRA experts: memory over that of the base alone",
 }
 TIMES = ("first_token", "between_tokens")
 MARKS = {True: "yes", False: "**no**", None: ""}

@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, IMAGES, RESULTS = ROOT / "docs", ROOT / "docs" / "images", ROOT / "results"
-FIGURES = ("skills.png", "many-experts.png")
+FIGURES = ("skills.png", "many-experts.png", "real.png")
 RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
 MERGES = ("task-arithmetic", "ties", "dare")
 REGIMES = ("aligned", "aware", "clean", "narrow")
@@ -90,7 +90,43 @@ def claims() -> Iterator[str]:
                 yield row(name, claim["statement"], f"{claim['value']:.4g}", claim["target"], holds)
 
 
+def real_written() -> Iterator[str]:
+    """Scores when writing: a row per column."""
+    content = load("real")
+    table = content["tables"]["sets"]["five"]
+    tasks = [task for task, cells in table["tasks"].items() if "right" in cells["base"]]
+    shares, gains = table["mean share of the expert's score"], table["the default rule less each peer"]
+    yield f"{measured_on(content)}\n"
+    yield row("", *tasks, "mean share of the expert's", "the default less it, 95 %")
+    yield row(*["---"] * (3 + len(tasks)))
+    yield row("the expert itself", *(f"{table['tasks'][task][task]['right']['mean']:.3f}" for task in tasks), "1", "")
+    for name in (each for each, kind in table["columns"].items() if kind != "expert"):
+        cells = [table["tasks"][task].get(name, {}) for task in tasks]
+        scores = [f"{cell['right']['mean']:.3f}" if "right" in cell else "not measured" for cell in cells]
+        gain = f"{gains[name]['low']:.2f} to {gains[name]['high']:.2f}" if name in gains else ""
+        yield row(name, *scores, f"{shares[name]:.3f}" if name in shares else "", gain)
+    ours = [table["tasks"][task]["belief (default)"]["share"] for task in tasks]
+    kept = ", ".join(
+        f"{task} {share['low']:.2f} to {share['high']:.2f}" for task, share in zip(tasks, ours, strict=True)
+    )
+    counts = ", ".join(f"{table['tasks'][task]['base']['prompts']} {task}" for task in tasks)
+    yield f"\nThe default's share of the expert's score, 95 % intervals: {kept}. Test prompts: {counts}."
+
+
+def real_read() -> Iterator[str]:
+    """Nats per token of reference answers: a row per column."""
+    content = load("real")
+    table = content["tables"]["sets"]["five"]
+    yield row("", *table["tasks"])
+    yield row(*["---"] * (1 + len(table["tasks"])))
+    own = [cells[task]["nats"] if task in cells else float("nan") for task, cells in table["tasks"].items()]
+    yield row("the expert itself", *("" if nats != nats else f"{nats:.3f}" for nats in own))
+    for name in (each for each, kind in table["columns"].items() if kind != "expert"):
+        yield row(name, *(f"{cells[name]['nats']:.3f}" for cells in table["tasks"].values()))
+
+
 BLOCKS = {
+    "experiments-real.md": {"written": real_written, "read": real_read},
     "rules-evidence.md": {
         "claims": claims,
         "skills": lambda: skills(0, chains=[2]),

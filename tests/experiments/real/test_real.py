@@ -233,9 +233,16 @@ def test_all_of_it_at_a_small_size(places, tmp_path):
     assert {f"expert-{name}" for name in SKILLS} <= {claim.id for claim in result.claims}
     assert claims_of(json.loads((tmp_path / "real.json").read_text())["tables"], True) == list(result.claims)
     assert (tmp_path / "real.png").stat().st_size > 10_000
-    lines = (tmp_path / "real" / "full.jsonl").read_text()
-    experiment.measure(run, said.append)
-    assert (tmp_path / "real" / "full.jsonl").read_text() == lines  # nothing was measured again
+    journal = tmp_path / "real" / "full.jsonl"
+    lines = journal.read_text().splitlines()
+    assert tables["measured on"][0]["hardware"]
+    again = experiment.measure(replace(run, frozen=True), said.append)
+    assert journal.read_text().splitlines() == lines
+    assert again.tables["sets"] == tables["sets"]
+    journal.write_text("\n".join(line for line in lines if "nats" in line or "scores" in line) + "\n")
+    less = experiment.measure(replace(run, frozen=True), said.append)  # what was written is lost
+    assert less.tables["costs"] == {}
+    assert "right" not in less.tables["sets"]["six"]["tasks"]["sql"][OURS]
 
 
 def test_the_program_takes_folders_sets_and_limits(places, tmp_path, capsys):

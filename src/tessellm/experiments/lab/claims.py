@@ -60,8 +60,8 @@ class Result:
     def holds(self) -> bool:
         return all(claim.holds is not False for claim in self.claims)
 
-    def write(self, out: Path) -> dict[str, Any]:
-        """NAME.json in `out`, with what it was measured on."""
-        content = {**asdict(self), **environment()}
+    def write(self, out: Path, measured_on: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """NAME.json in `out`, with what it was measured on: this machine, if not told otherwise."""
+        content = {**asdict(self), **(measured_on or environment())}
         write_text(out / f"{self.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return content

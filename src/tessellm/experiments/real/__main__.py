@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: as the size asks; cpu where all is written and only to be judged")
     parser.add_argument("--workers", type=int, default=0, help="processes that share the work; a GPU needs CUDA's MPS")
+    parser.add_argument("--frozen", action="store_true", help="tables of what OUT's journal has; measure nothing")
     given = parser.parse_args(arguments)
     try:
         places = Places.found(given.data, given.adapters, given.trained, given.base)
@@ -37,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = plan.of_rules(given.rules) if given.rules else plan
         with results_folder(given.out):
             log = partial(print, flush=True)
-            run = Run(places, plan, given.seed, given.out, given.size, given.device)
+            run = Run(places, plan, given.seed, given.out, given.size, given.device, given.frozen)
             result = measure(run, log, given.workers)
-            result.write(given.out)
+            result.write(given.out, result.tables["measured on"][-1] if given.frozen else None)
     except TessellmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

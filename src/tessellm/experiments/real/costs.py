@@ -22,7 +22,9 @@ def costs_of(result: SetResult, tasks: Sequence[Task], measuring: Measuring) -> 
     """Costs by column, experts left out; empty where nothing was written."""
     written = [task for task in tasks if task.write]
     kept = [column for column in result.columns if column.kind != "expert"]
-    if not written:
+    if measuring.frozen:
+        kept = [column for column in kept if _key(column, written, measuring) in measuring.journal]
+    if not written or not any(column.kind == "base" for column in kept):
         return {}
     found = {column.name: _cost(column, result, written, measuring) for column in kept}
     base = found[next(column.name for column in kept if column.kind == "base")]
@@ -31,8 +33,12 @@ def costs_of(result: SetResult, tasks: Sequence[Task], measuring: Measuring) -> 
     return found
 
 
+def _key(column: Column, tasks: Sequence[Task], measuring: Measuring) -> str:
+    return key_of("cost", column.identity, measuring.plan.timed, [task.name for task in tasks])
+
+
 def _cost(column: Column, result: SetResult, tasks: Sequence[Task], measuring: Measuring) -> dict[str, float]:
-    key = key_of("cost", column.identity, measuring.plan.timed, [task.name for task in tasks])
+    key = _key(column, tasks, measuring)
     if key not in measuring.journal:
         if measuring.plan.timed:
             seconds, tokens, more = _timed(column, result.columns, tasks[0], measuring)

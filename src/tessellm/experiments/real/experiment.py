@@ -23,7 +23,7 @@ from ..lab.panels import drawn
 from ..lab.workers import by_processes
 from .columns import ALL, Column, own_columns, peer_columns, trained_column
 from .costs import costs_of
-from .measure import BusyError, Measuring, Task, new_tokens
+from .measure import BusyError, Measuring, NotMeasuredError, Task, new_tokens
 from .members import Experts, Places, load_base
 from .plan import BLENDS, PAIRS, PLANS, SETS, TWINS, TWO, Plan
 from .results import SetResult, claims_of
@@ -51,13 +51,17 @@ class Run:
     out: Path
     size: str
     device: str | None = None  # None: as the size asks
+    frozen: bool = False  # tables of what the journal has; nothing is measured
 
     @property
     def runs_on(self) -> str:
         return self.device or device_for(self.size)
 
     def measuring(self, log: Log) -> Measuring:
-        return Measuring(SharedJournal(self.out / "real" / f"{self.size}.jsonl"), self.plan, log)
+        made = Measuring(SharedJournal(self.out / "real" / f"{self.size}.jsonl"), self.plan, log, self.frozen)
+        if not self.frozen:
+            made.sign()
+        return made
 
 
 def measure(run: Run, log: Log = print, workers: int = 0) -> Result:
@@ -80,9 +84,10 @@ def measure(run: Run, log: Log = print, workers: int = 0) -> Result:
             for column in columns:
                 column.release()
     texts = _texts(found, run.places, plan)
-    tables = {"sets": {each.name: each.table() for each in found}, "costs": costs, "texts": texts}
-    figures = drawn(lambda: _draw(tables, run.out)) if costs else []
-    seconds = time.monotonic() - since
+    sets = {each.name: each.table() for each in found}
+    tables = {"sets": sets, "costs": costs, "texts": texts, "measured on": measuring.measured_on}
+    figures = drawn(lambda: _draw(tables, run.out)) if found and any(found[0].written.values()) else []
+    seconds = time.monotonic() - since if not run.frozen else measuring.seconds
     return Result("real", claims_of(tables, run.size == "full"), run.seed, run.size, seconds, figures, tables)
 
 
@@ -124,7 +129,8 @@ def _others(name: str, run: Run, experts: Experts, measuring: Measuring) -> Iter
     """What one could have instead of a composition; merges are tuned first."""
     skills = list(experts.adapters)
     tuned = measuring.tune(skills, development(run.places.data, skills, run.plan), experts.identity)
-    yield from peer_columns(experts, run.plan, tuned, run.seed)
+    with suppress(NotMeasuredError):  # then no strength is known
+        yield from peer_columns(experts, run.plan, tuned, run.seed)
     yield from trained_column(experts, *_trained(name, run.places, run.seed))
 
 
@@ -151,15 +157,17 @@ def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measu
     result = SetResult(name, columns)
     for task in tasks:
         if task.read:
-            result.read[task.name] = measuring.read(columns, task)
+            with suppress(NotMeasuredError):
+                result.read[task.name] = measuring.read(columns, task)
         if task.write:
             result.written[task.name] = {}
     for column in columns:
         for part in parts_of(column, columns, tasks, measuring):
-            (entries,) = measuring.each([partial(measuring.write, column, columns, part)])
-            for task, entry in zip(part, entries, strict=True):
-                if entry is not None:
-                    result.written[task.name][column.name] = entry
+            with suppress(NotMeasuredError):
+                (entries,) = measuring.each([partial(measuring.write, column, columns, part)])
+                known = {task.name: entry for task, entry in zip(part, entries, strict=True) if entry is not None}
+                for name_of, entry in known.items():
+                    result.written[name_of][column.name] = entry
     return result
 
 

@@ -1,4 +1,4 @@
-"""Two pictures in one: scores as shares of the expert's, by task and column; and cost against quality."""
+"""Scores as shares of the expert's, by task and column; and cost against quality, where that was measured."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def draw(tables: Mapping[str, Any], out: Path) -> str:
     name, table = next(iter(tables["sets"].items()))
     tasks = [task for task, cells in table["tasks"].items() if "right" in cells.get(task, {})]
     columns = [column for column, kind in table["columns"].items() if kind != "expert"]
-    figure = blank(14, 1.8 + 0.42 * len(columns), dpi=150, facecolor="white", layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    costs = tables["costs"]
+    figure = blank(14 if costs else 8, 1.8 + 0.42 * len(columns), dpi=150, facecolor="white", layout="constrained")
+    left, *right = figure.subplots(1, 2, width_ratios=(1.35, 1)) if costs else [figure.subplots()]
     _heat(left, table, tasks, columns)
     caption(left, f"{name}: score when writing, as a share of the expert's own", "", "")
-    _costs(right, tables["costs"], table)
-    caption(
-        right, "cost against quality", "milliseconds per token, over the base's", "mean share of the expert's score"
-    )
+    for ax in right:
+        _costs(ax, costs, table)
+        caption(
+            ax, "cost against quality", "milliseconds per token, over the base's", "mean share of the expert's score"
+        )
     write_figure(figure, out / "real.png")
     return "real.png"
 

@@ -15,6 +15,7 @@ from ...errors import EngineError
 from ...evaluate.journal import key_of
 from ...evaluate.writer import Ask, BlockWriter, Written
 from ...model import ComposedForCausalLM
+from ...provenance import environment
 from ...text.options import TextOptions
 from ...text.prompts import tokenizer_of
 from .columns import Column, Make, Tuned, routes
@@ -76,6 +77,10 @@ class BusyError(Exception):
     """Another process is measuring this."""
 
 
+class NotMeasuredError(Exception):
+    """The journal lacks this, and nothing is to be measured."""
+
+
 @dataclass
 class Measuring:
     """Measures cells, each once: what the journal has is not done again, nor what another process is at."""
@@ -83,6 +88,7 @@ class Measuring:
     journal: SharedJournal
     plan: Plan
     log: Log = print
+    frozen: bool = False  # nothing is measured
     started: float = field(default_factory=time.monotonic)
 
     def _texts(self, model: ComposedForCausalLM, examples: Sequence[Example]) -> list[Text]:
@@ -90,6 +96,20 @@ class Measuring:
 
     def _tell(self, text: str) -> None:
         self.log(f"{time.monotonic() - self.started:.0f} s: {text}")
+
+    def sign(self) -> None:
+        """Note in the journal what this process measures on."""
+        self.journal.add(key_of("measured on", environment()), measured_on=environment("peft"))
+
+    @property
+    def measured_on(self) -> list[dict[str, Any]]:
+        """Commits, versions and hardware of all processes that measured."""
+        return [entry["measured_on"] for entry in self.journal.entries.values() if "measured_on" in entry]
+
+    @property
+    def seconds(self) -> float:
+        """That all processes together spent on writing."""
+        return sum(entry.get("seconds", 0.0) for entry in self.journal.entries.values())
 
     def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """What jobs give, in their order: first those that no other process is at."""
@@ -108,6 +128,8 @@ class Measuring:
         """Measure what has these keys, if the journal lacks one of them; BusyError where another process is at it."""
         if all(key in self.journal for key in keys):
             return
+        if self.frozen:
+            raise NotMeasuredError
         with self.journal.taken(key_of(keys)) as mine:
             if not mine:
                 raise BusyError

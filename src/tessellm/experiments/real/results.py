@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...evaluate.intervals import bootstrap, compare
 from ...rules.belief import Belief
 from ...statistics import bootstrap as resampled
-from ..lab.claims import Claim, at_least
+from ..lab.claims import Claim, at_least, at_most
 from .columns import Column, rule_title
 from .plan import SETS
 from .reading import Read
@@ -20,6 +21,7 @@ from .skills import SKILLS
 
 OURS = rule_title(Belief.name)
 PEERS = ("merge", "arrow", "router")
+DRAWS = 2000
 LOWER_BY = 0.25  # nats that an expert should be below the base
 
 
@@ -43,6 +45,7 @@ class SetResult:
             "columns": self.kinds,
             "tasks": {task: {name: self._cell(task, name) for name in self._names(task)} for task in tasks},
             "mean share of the expert's score": self.shares(),
+            "the default rule less each peer": self.gains(),
             "against the best peer": {task: self._against(task) for task in self.written if self._peers(task)},
         }
 
@@ -60,7 +63,15 @@ class SetResult:
                 interval = bootstrap(scores)
                 cell[metric] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
             cell |= {"prompts": len(entry["tokens"]), "tokens": fmean(entry["tokens"])}
+            if self.ceiling(task) > 0:
+                cell["share"] = self._share(task, name)
         return cell
+
+    def _share(self, task: str, name: str) -> dict[str, float]:
+        """A score over the expert's own, on the same prompts."""
+        own_B, all_B = (torch.tensor(self.right(task, each), dtype=torch.float64) for each in (name, task))
+        low, high = resampled(own_B, all_B, 0.95, 0)
+        return {"mean": (own_B.sum() / all_B.sum()).item(), "low": low, "high": high}
 
     def right(self, task: str, name: str) -> list[float]:
         return self.written[task][name]["scores"]["right"]
@@ -78,6 +89,28 @@ class SetResult:
             for name in names
             if tasks and all(name in self.written[task] for task in tasks)
         }
+
+    def gains(self) -> dict[str, dict[str, Any]]:
+        """The default rule less each peer: the mean over tasks of differences as shares of the expert's score, prompts
+        of every task drawn anew; and the task where it gains least."""
+        tasks, shares = [task for task in self.written if self.ceiling(task) > 0], self.shares()
+        if OURS not in shares:
+            return {}
+        found = {}
+        for peer in (name for name in shares if self.kinds[name] in PEERS):
+            differences = {task: compare(self.right(task, OURS), self.right(task, peer)) for task in tasks}
+            least = min(tasks, key=lambda task: differences[task].interval.mean / self.ceiling(task))
+            drawn_R = torch.stack([self._drawn(task, peer) for task in tasks]).mean(0)
+            low, high = drawn_R.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+            gain = {"mean": shares[OURS] - shares[peer], "low": low, "high": high}
+            found[peer] = {**gain, "least": {"task": least, **asdict(differences[least].interval)}}
+        return found
+
+    def _drawn(self, task: str, peer: str) -> Tensor:
+        """Gains over a peer on a task, by prompts that are drawn anew, as shares of the expert's score."""
+        gain_B = torch.tensor(self.right(task, OURS), dtype=torch.float64) - torch.tensor(self.right(task, peer))
+        draws_RB = torch.randint(len(gain_B), (DRAWS, len(gain_B)), generator=torch.Generator().manual_seed(0))
+        return gain_B[draws_RB].mean(1) / self.ceiling(task)
 
     def _peers(self, task: str) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in PEERS and name in self.written.get(task, {})]
@@ -125,7 +158,26 @@ def _set_claims(name: str, table: Mapping[str, Any], firm: bool) -> list[Claim]:
     claim = at_least(f"{name}-default", statement, gain, 0.0)
     found = [claim if firm else Claim(claim.id, claim.statement, claim.value)]
     statement = f"{name}: mean share of the expert's score, the best rule ({rule}) and the best peer ({best})"
-    return [*found, Claim(f"{name}-shares", statement, {"rule": shares[rule], "peer": shares[best]})]
+    found.append(Claim(f"{name}-shares", statement, {"rule": shares[rule], "peer": shares[best]}))
+    return [*found, *(_kept_claims(name, table) if firm else ())]
+
+
+def _kept_claims(name: str, table: Mapping[str, Any]) -> list[Claim]:
+    """Whether the default rule reads and writes as each task's own expert does, and more than each peer."""
+    found, tasks = [], table["tasks"]
+    for task, cells in tasks.items():
+        ours, own = cells[OURS], cells.get(task, cells["base"])
+        what = "the expert's" if task in cells else "the base's"
+        most = 1.02 if task in cells else 1.0
+        statement = f"{name}, {task}: nats per token, the default rule's over {what}"
+        found.append(at_most(f"{name}-read-{task}", statement, ours["nats"] / own["nats"], most))
+        if "share" in ours:
+            statement = f"{name}, {task}: the default rule's score when writing over the expert's own"
+            found.append(at_least(f"{name}-write-{task}", statement, ours["share"]["mean"], 0.95))
+    for peer, gain in table["the default rule less each peer"].items():
+        statement = f"{name}: mean share of the expert's score, the default rule less {peer}, low end of the interval"
+        found.append(at_least(f"{name}-above-{peer}".replace(" ", "-"), statement, gain["low"], 0.0))
+    return found
 
 
 def _asked_claims(name: str, table: Mapping[str, Any]) -> list[Claim]:
