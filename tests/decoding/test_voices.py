@@ -20,7 +20,7 @@ from tessellm.rules import Explanation, make_rule
 from conftest import build_model, perturbed
 from decoding_cases import prompts, reference_rows, unexcused
 
-WINDOW = 64
+WINDOW = 128
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ class Engine:
             self._admit()
         if any(request is not None and not request.asked for request in self.in_slot):
             self._collect(self.steps.lag, self._prefill())
-        if self.speculator and self.speculator.awake(r for r in self.in_slot if r is not None and r.asked):
+        if self.speculator and self.speculator.awake([request for request in self.in_slot if request]):
             self._collect(0)  # a draft starts from the last token
             self._collect(0, self._decode(self.speculator))
         else:
@@ -193,10 +193,10 @@ class Engine:
             return self._decode(speculator)
         running, none = [r for r in self.in_slot if r is not None and r.asked], [0] * len(slots)
         try:
-            if speculator:
-                result = speculator.decode(running, slots)
-                return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result)
             special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
+            if speculator:
+                result = speculator.decode(running, slots, special)
+                return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result, special)
             choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
             self.steps.decode(slots[-1] + 1, cells, choice, special)
             return Arrival(running, slots, none, [1] * len(slots), self.steps.fetch(slots), special)
@@ -229,7 +229,7 @@ class Engine:
                 if arrival.asked[row]:
                     self._told[request] = None
                     ends = (request.voice or self.voice).ends
-                    request.receive(result.tokens[row], result.logprobs[row], ends, views.get(request))
+                    request.receive(result.tokens[row], result.logprobs[row], ends, views.get(request, ()))
                     if request.logprobs and math.isnan(request.logprobs[-1]):
                         request.finish("error", self._blame(request, result.broken[row]))
                     if request.finish_reason is not None:

@@ -72,10 +72,15 @@ class Request:
         self.finish_reason, self.error = reason, error
 
     def receive(
-        self, tokens: Sequence[int], logprobs: Sequence[float], ends: frozenset[int], view: dict[str, Any] | None = None
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        ends: frozenset[int],
+        views: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there. `view`:
-        what an observer returned."""
+        """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there.
+        `views`: what an observer returned, per token."""
+        before = len(self.tokens)
         if self.first_token is None:
             self.first_token = time.monotonic()
         for token, logprob in zip(tokens, logprobs, strict=True):
@@ -87,8 +92,7 @@ class Request:
                 self.finish("length")
             if self.finish_reason is not None or math.isnan(logprob):
                 break
-        if view is not None:
-            self.seen.append(view)
+        self.seen += views[: len(self.tokens) - before]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ is shown every row from which its request's tokens were chosen. Knows neither te
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class SpecialRows:
-    """Rows of a pass by voice, and those that are observed; after the pass also what was said and seen."""
+    """Rows of a pass by voice, and those that are observed; after the pass also what was said and seen: per position
+    that tokens were chosen at, in each group that is observed."""
 
     voices: dict[Voice, list[int]]
     observed: list[Observed]
@@ -51,22 +53,27 @@ class SpecialRows:
     def window(self) -> int:
         return max(voice.rule.window for voice in self.voices)
 
-    def observe(self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor) -> None:
-        """Show every observer the rows of its requests and the tokens that were chosen from them."""
+    def observe(
+        self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor, writer_B: Tensor | None = None
+    ) -> None:
+        """Show every observer the rows of its requests and the tokens that were chosen from them. `writer_B`: the
+        member that wrote a token while the others rested, −1: none did; kept as `writer` with what observers return."""
         for group in self.observed:
             at_B, own = torch.tensor(group.rows, device=token_B.device), self.voices[group.voice]
             logp_MB1V = normalised([logits[at_B, -1:] for logits in logits_M])
             places = [own.index(row) for row in group.rows]
             why = self.why[group.voice].map(lambda column, places=places: column[places])  # type: ignore[misc]
-            self.seen.append(group.observer(logp_MB1V, token_B[at_B, None], composed_BV[at_B, None], why) or {})
+            seen = group.observer(logp_MB1V, token_B[at_B, None], composed_BV[at_B, None], why) or {}
+            writer = torch.full_like(at_B, -1) if writer_B is None else writer_B[at_B]
+            self.seen.append({**seen, "writer": writer})
 
-    def views(self) -> dict[Request, dict[str, Any]]:
-        """Copy to the host what observers returned, by request."""
-        views: dict[Request, dict[str, Any]] = {}
-        for group, seen in zip(self.observed, self.seen, strict=True):
+    def views(self) -> dict[Request, list[dict[str, Any]]]:
+        """Copy to the host what observers returned, by request: a view per position."""
+        views: dict[Request, list[dict[str, Any]]] = {}
+        for group, seen in zip(itertools.cycle(self.observed), self.seen, strict=False):
             lists = {name: values.tolist() for name, values in seen.items()}
             for place, request in enumerate(group.requests):
-                views[request] = {name: values[place] for name, values in lists.items()}
+                views.setdefault(request, []).append({name: values[place] for name, values in lists.items()})
         return views
 
 

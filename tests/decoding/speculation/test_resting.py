@@ -13,12 +13,13 @@ from torch import Tensor
 import tessellm
 from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.speculation.member_drafts import BelievedDrafter
 from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError
-from tessellm.rules import ComposedRule
+from tessellm.rules import ComposedRule, Explanation
 from tessellm.rules.belief import BeliefState
 from tessellm.rules.resting import SUREST, believed_members
 
@@ -115,6 +116,38 @@ def test_requests_that_cannot_have_drafts_go_without() -> None:
         return texts(requests)
 
     assert run(Speculation("belief")) == run(NOBODY)
+
+
+def test_observers_see_every_token_as_if_nobody_rested_and_who_wrote_it() -> None:
+    model, given = believed("three", "six"), [written("abc3defghabc3defghab"), written("abcdef6ghabcdef6ghab"), [5]]
+
+    def observe(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
+        said_B = composed_B1V[:, 0].gather(-1, token_B1)[:, 0]
+        return {"token": token_B1[:, 0], "said": said_B, "belief": why.belief_BTM[:, 0], "all": logp_MB1V[:, :, 0, 7].T}
+
+    def run(speculation: Speculation) -> list[Request]:
+        engine = Engine(model, 3, speculation=speculation)
+        if engine.speculator:
+            draft_always(engine, 8)
+        observers = (observe, None, observe)
+        asked = [Sampling(20 - n, ignore_end=True) for n in range(3)]
+        requests = [engine.submit(*each) for each in zip(given, asked, [None] * 3, observers, strict=True)]
+        while engine.busy:
+            engine.step()
+        return requests
+
+    for one, other in zip(run(Speculation("belief")), run(NOBODY), strict=True):
+        assert one.tokens == other.tokens
+        assert len(one.seen) == len(other.seen) == (len(one.tokens) if one.observer else 0)
+        writers = [view["writer"] for view in one.seen]
+        for view, expected in zip(one.seen, other.seen, strict=True):
+            assert expected.pop("writer") == -1
+            for name, values in expected.items():
+                torch.testing.assert_close(torch.tensor(view[name]), torch.tensor(values), atol=1e-4, rtol=1e-4)
+        if (
+            one.prompt == given[0]
+        ):  # all choose behind the prompt, behind each of two drafts, and where no other has room
+            assert writers == [-1, *([1] * 8 + [-1]) * 2, -1]
 
 
 def test_a_text_that_changes_its_law_at_every_token_costs_no_more_than_a_little(

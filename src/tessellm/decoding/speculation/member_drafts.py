@@ -60,7 +60,7 @@ class MemberDrafter:
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         rows = max(in_slot) + 1
-        self.drafts.draft_SG[:rows] = -1
+        self.drafts.clear()
         self.write_some(steps, in_slot, rows, length, cells, choice)
 
     def write_some(
@@ -77,6 +77,7 @@ class MemberDrafter:
         """Run `length` steps of the member alone, each from the token before; on the device."""
         drafts, slots, (at_B, order) = self.drafts, self.work.slots, self._drafting(rows)
         token_B, start_B, room_B = slots.token_S[at_B], slots.position_S[at_B], drafts.room_S[at_B]
+        drafts.writer_S[at_B] = torch.where(room_B > 0, self.place, drafts.writer_S[at_B])
         for step in range(length):
             real_B = (start_B >= 0) & (room_B > step)
             position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
@@ -139,7 +140,7 @@ class BelievedDrafter:
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         rows = max(in_slot) + 1
-        self.drafts.draft_SG[:rows] = -1
+        self.drafts.clear()
         for place in sorted({self._believed[request][0] for request in in_slot.values()}):
             own = {slot: request for slot, request in in_slot.items() if self._believed[request][0] == place}
             self.by(place).write_some(steps, own, rows, length, cells, choice)

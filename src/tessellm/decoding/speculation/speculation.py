@@ -6,7 +6,7 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from ..passes import Workspace
 from ..requests import Request
 from ..sampling import TokenChoice
 from ..steps import Steps
+from ..voices import SpecialRows
 from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
 from .pace import AcceptanceRates, Pace
@@ -34,7 +35,7 @@ class Speculator:
     def __init__(self, wanted: Speculation, model: ComposedForCausalLM, steps: Steps):
         work: Workspace = steps.work
         self.steps = steps
-        on_cpu = model.device.type == "cpu"
+        on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
         self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
         self.drafter = make_drafter(wanted, model, work, self.drafts)
@@ -45,14 +46,20 @@ class Speculator:
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
-    def awake(self, running: Iterable[Request]) -> bool:
-        """Whether to try drafts now: for requests that may have some. Where they have not paid for a while, steps go on
-        without waiting for one another, and drafts are tried again after some."""
+    def awake(self, requests: Sequence[Request]) -> bool:
+        """Whether to try drafts now: for requests in slots that may have some. Where they have not paid for a while,
+        steps go on without waiting for one another, and drafts are tried again after some. Members do not rest while a
+        prompt is read, which goes on between passes."""
         self._rest = max(0, self._rest - 1)
-        return not self._rest and not any(request.special or request.penalised for request in running)
+        if self._rest or any(request.asked and (request.voice or request.penalised) for request in requests):
+            return False
+        return not self.by_belief or all(request.asked for request in requests)
 
-    def decode(self, running: Sequence[Request], slots: Sequence[int]) -> StepResult:
-        """Run one pass: at least one token per request, and as many more as its draft had right."""
+    def decode(
+        self, running: Sequence[Request], slots: Sequence[int], special: SpecialRows | None = None
+    ) -> StepResult:
+        """Run one pass: at least one token per request, and as many more as its draft had right. `special`: rows that
+        are observed."""
         choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
         rows = slots[-1] + 1
         for length, seconds in self._ready(rows, cells, choice).items():
@@ -61,7 +68,7 @@ class Speculator:
         self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
-        result = self._run(running, slots, length, choice)
+        result = self._run(running, slots, length, choice, special)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
@@ -73,13 +80,23 @@ class Speculator:
                 self._learn(request, kind, length, tokens)
         return result
 
-    def _run(self, running: Sequence[Request], slots: Sequence[int], length: int, choice: TokenChoice) -> StepResult:
+    def _run(
+        self,
+        running: Sequence[Request],
+        slots: Sequence[int],
+        length: int,
+        choice: TokenChoice,
+        special: SpecialRows | None,
+    ) -> StepResult:
         rows, cells = slots[-1] + 1, max(r.cells for r in running)
         if not length:
-            self.steps.decode(rows, cells, choice)
+            self.steps.decode(rows, cells, choice, special)
             return self.steps.fetch(slots)()
         self.drafter.write(self.steps, dict(zip(slots, running, strict=True)), length, cells + length, choice)
-        self.steps.run("verify", self._verify, rows, length, cells + length, choice)
+        if special is None:
+            self.steps.run("verify", self._verify, rows, length, cells + length, choice)
+        else:  # as it is: which rows are observed differs from pass to pass
+            self._verify(rows, length, self.steps.cells(cells + length), choice, special)
         result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
             if broken >= 0:

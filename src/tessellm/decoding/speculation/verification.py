@@ -15,19 +15,20 @@ Shapes: S slots, B rows (the first slots), G tokens of a draft, T = G + 1 tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...rules import normalised
+from ...rules import Explanation, normalised
 from ..buffers import StepResult
 from ..members.groups import member_logits
 from ..passes import Workspace, broken_member, choose_tokens
 from ..sampling import TokenChoice
 from ..slots import RowOrder, TokenBatch
+from ..voices import SpecialRows
 
 
 class Judged(NamedTuple):
@@ -40,12 +41,16 @@ class Judged(NamedTuple):
     state: Any  # the rule's, after what stands
 
 
+Show = Callable[[Judged, Tensor, Explanation], None]  # of what the rule says at every token, and why
+
+
 @dataclass(frozen=True)
 class DraftBuffers:
     """Drafts of S slots, and what came of them."""
 
     draft_SG: Tensor  # −1 behind the end of a draft
     room_S: Tensor  # no draft is longer than this
+    writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
     fed_TS: Tensor
     came_SX: Tensor  # for one transfer: how many tokens, a broken member, the tokens, their log-probabilities
 
@@ -54,6 +59,7 @@ class DraftBuffers:
         return DraftBuffers(
             torch.full((slots, longest), -1, device=device),
             torch.zeros(slots, dtype=torch.long, device=device),
+            torch.full((slots,), -1, device=device),
             torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
             torch.zeros(slots, 2 + 2 * (longest + 1), dtype=torch.double, device=device),
         )
@@ -64,6 +70,7 @@ class DraftBuffers:
 
     def clear(self) -> None:
         self.draft_SG.fill_(-1)
+        self.writer_S.fill_(-1)
         self.room_S.zero_()
 
     def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> StepResult:
@@ -76,8 +83,17 @@ class DraftBuffers:
         )
 
 
-def verify(work: Workspace, drafts: DraftBuffers, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-    """Add between one and `length` + 1 tokens to each of the first `rows` slots."""
+def verify(
+    work: Workspace,
+    drafts: DraftBuffers,
+    rows: int,
+    length: int,
+    cells: int,
+    choice: TokenChoice,
+    special: SpecialRows | None = None,
+) -> None:
+    """Add between one and `length` + 1 tokens to each of the first `rows` slots. `special`: rows that are observed, all
+    of the composition's own voice."""
     slots, width = work.slots, length + 1
     draft_BG, start_B1 = drafts.draft_SG[:rows, :length], slots.position_S[:rows, None]
     last_B1, index_T = slots.token_S[:rows, None], torch.arange(width, device=draft_BG.device)
@@ -86,7 +102,9 @@ def verify(work: Workspace, drafts: DraftBuffers, rows: int, length: int, cells:
     position_BT = torch.where(real_BT, start_B1 + index_T, -1)
     batch = TokenBatch(token_BT, position_BT, slots.index_S[:rows], cells, width, RowOrder.FIRST_SLOTS)
     logits_M = member_logits(work.groups, batch)
-    if work.runner.drafts_at_once:
+    if special is not None:
+        judged = _judge_observed(work, drafts, logits_M, batch, choice, special)
+    elif work.runner.drafts_at_once:
         judged = _judge_together(work, logits_M, batch, choice)
     else:
         judged = _judge_one_by_one(work, drafts, logits_M, batch, choice)
@@ -104,20 +122,49 @@ def verify(work: Workspace, drafts: DraftBuffers, rows: int, length: int, cells:
     slots.position_S[:rows] += count_B
 
 
-def _judge_together(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice) -> Judged:
+def _judge_together(
+    work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice, show: Show | None = None
+) -> Judged:
     """Run the rule over all tokens at once, and once more without the drafts that fell, if one may have: padding is
-    never observed."""
+    never observed. `show` what it says, and why."""
     rule, fed_BT, real_BT = work.voice.rule, batch.token_BT, batch.position_BT >= 0
     before = work.states.read(work.voice, slice(len(fed_BT)))
     logp_MBTV = normalised(logits_M)
-    logp_BTV, state = rule(logp_MBTV, fed_BT, real_BT, before)
+    given, why = (logp_MBTV, fed_BT, real_BT, before), None
+    if show is None:
+        logp_BTV, state = rule(*given)
+    else:
+        logp_BTV, state, why = rule.explain(*given)
     token_BT = choose_along(work, logp_BTV, choice)
     accepted_B1 = _accept((token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:])
     logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
     kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
     if before is not None and not (kept_BT.device.type == "cpu" and torch.equal(kept_BT, real_BT)):
         state = rule(logp_MBTV, fed_BT, kept_BT, before)[1]
-    return Judged(token_BT, logprob_BT, accepted_B1, broken_member(logp_MBTV), state)
+    judged = Judged(token_BT, logprob_BT, accepted_B1, broken_member(logp_MBTV), state)
+    if show is not None and why is not None:
+        show(judged, logp_BTV, why)
+    return judged
+
+
+def _judge_observed(
+    work: Workspace,
+    drafts: DraftBuffers,
+    logits_M: Sequence[Tensor],
+    batch: TokenBatch,
+    choice: TokenChoice,
+    special: SpecialRows,
+) -> Judged:
+    """Judge, and show observers every token, those behind a fallen draft too: nobody keeps these."""
+    rows, writer_B = special.voices[work.voice], drafts.writer_S[: len(batch.token_BT)]
+
+    def show(judged: Judged, logp_BTV: Tensor, why: Explanation) -> None:
+        for t, token_B in enumerate(judged.token_BT.unbind(1)):
+            special.why[work.voice] = why.map(lambda column, t=t: column[rows, t : t + 1])  # type: ignore[misc]
+            rested_B = torch.where(t < judged.accepted_B1[:, 0], writer_B, -1)
+            special.observe([logits[:, t : t + 1] for logits in logits_M], logp_BTV[:, t], token_B, rested_B)
+
+    return _judge_together(work, logits_M, batch, choice, show)
 
 
 def _judge_one_by_one(
