@@ -56,17 +56,23 @@ class BeliefState(NamedTuple):
 class Readings(NamedTuple):
     """What one row says by itself."""
 
-    law_LBTV: Tensor
+    logp_MBTV: Tensor
+    prob_MBTV: Tensor
+    equation_BTV: Tensor  # Eq. 2 over all, log
     log_z_BT: Tensor
     averaged_BTKA: Tensor  # H_b − H_i, log H_b − log H_i, log KL(p_i ‖ p_b)
     now_BTKN: Tensor  # −log H_i, √KL(p_i ‖ p_b)
+
+    def laws(self, *at: Tensor | slice) -> Tensor:
+        """The laws' log-probabilities at those places of [B, T, V]: [L, …]."""
+        return torch.cat([self.logp_MBTV[:, *at], self.equation_BTV[None][:, *at]])
 
 
 def read_rows(logp_MBTV: Tensor) -> Readings:
     """The laws, and how sure and how far from the base each expert is."""
     safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
-    prob_MBTV = logp_MBTV.exp()
-    entropy_MBT = -(prob_MBTV * safe_MBTV).sum(-1)
+    prob_MBTV = safe_MBTV.exp()
+    entropy_MBT = -torch.einsum("mbtv,mbtv->mbt", prob_MBTV, safe_MBTV)
     cross_KBT = -(prob_MBTV[1:] * safe_MBTV[:1]).sum(-1)
     kl_KBT = (cross_KBT - entropy_MBT[1:]).clamp_min(0)
     score_BTV = product_scores(logp_MBTV)
@@ -76,7 +82,16 @@ def read_rows(logp_MBTV: Tensor) -> Readings:
     averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
     now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
     averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
-    return Readings(torch.cat([logp_MBTV, equation_BTV[None]]), score_BTV.logsumexp(-1), averaged_BTKA, now_BTKN)
+    log_z_BT = score_BTV.logsumexp(-1)
+    return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
+
+
+def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
+    """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it."""
+    member_BTM, equation_BT1 = belief_BTL.exp().split([belief_BTL.shape[-1] - 1, 1], -1)
+    prob_BTV = torch.einsum("btm,mbtv->btv", member_BTM, rows.prob_MBTV) + equation_BT1 * rows.equation_BTV.exp()
+    least_BTV = belief_BTL[..., :1] + rows.logp_MBTV[0]
+    return torch.where(prob_BTV > torch.finfo(prob_BTV.dtype).tiny, prob_BTV.log(), least_BTV)
 
 
 @dataclass(frozen=True)
@@ -142,9 +157,9 @@ class Belief(BaseRule):
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
         turn_BT = self._match_turn(window_BTWF[..., -1]) & mask_BT
-        said_BTL, heard_BT = observe(rows.law_LBTV, tokens_BT, mask_BT, state)
+        said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
-        logp_BTV = (belief_BTL.permute(2, 0, 1)[..., None] + rows.law_LBTV).logsumexp(0)
+        logp_BTV = mixture(rows, belief_BTL)
         why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
         after = self._advance(rows, window_BTWF, belief_BTL, opening_BT, mask_BT, state)
         return logp_BTV, after._replace(answering_B=answering_B), why
@@ -211,7 +226,7 @@ class Belief(BaseRule):
         any_B, at_B = last_B >= 0, last_B.clamp_min(0)
         row_B = torch.arange(len(at_B), device=at_B.device)
         found = (
-            (rows.law_LBTV[:, row_B, at_B].transpose(0, 1), state.pending_BLV),
+            (rows.laws(row_B, at_B).transpose(0, 1), state.pending_BLV),
             (belief_BTL[row_B, at_B], state.belief_BL),
             (opening_BT[row_B, at_B], state.opening_B),
             (window_BTWF[row_B, at_B], state.ring_BWF),
@@ -244,14 +259,14 @@ def shared(score_L: Tensor) -> Tensor:
     return (score_L.softmax(-1) * (1 - SHARE) + SHARE / score_L.shape[-1]).log()
 
 
-def observe(law_LBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:
+def observe(rows: Readings, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:
     """The laws' log-probability of each token fed, [B, T, L], and whether there was a row that predicted it."""
     if tokens_BT.shape[1] == 1:
-        said_BL1 = state.pending_BLV.gather(-1, tokens_BT[:, :, None].expand(-1, law_LBTV.shape[0], 1))
+        said_BL1 = state.pending_BLV.gather(-1, tokens_BT[:, :, None].expand(-1, state.pending_BLV.shape[1], 1))
         return said_BL1.transpose(1, 2).clamp_min(LOG_FLOOR), mask_BT & state.started_B[:, None]
     last_BT = last_real(mask_BT)
     row_B1 = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None]
-    within_BTL = law_LBTV[:, row_B1, last_BT.clamp_min(0), tokens_BT].permute(1, 2, 0)
+    within_BTL = rows.laws(row_B1, last_BT.clamp_min(0), tokens_BT).permute(1, 2, 0)
     pending_BTL = state.pending_BLV[row_B1, :, tokens_BT]
     inside_BT = last_BT >= 0
     said_BTL = torch.where(inside_BT[..., None], within_BTL, pending_BTL)
