@@ -55,8 +55,17 @@ def test_equals_the_reference(kind: str, rule: str, compiled: bool) -> None:
     assert all(not request.error for request in requests)
 
 
-@pytest.mark.parametrize("draft", ["lookup", "member:base", "member:b"])
-@pytest.mark.parametrize(("kind", "rule"), [("llama", "evidence"), ("gemma2", "product"), ("adapters", "evidence")])
+@pytest.mark.parametrize(
+    ("kind", "rule", "draft"),
+    [
+        *(
+            (kind, rule, draft)
+            for kind, rule in (("llama", "evidence"), ("gemma2", "product"), ("adapters", "evidence"))
+            for draft in ("lookup", "member:base", "member:b")
+        ),
+        *((kind, "belief", "belief") for kind in ("llama", "gemma2", "adapters")),
+    ],
+)
 def test_drafts_are_verified_in_graphs(kind: str, rule: str, draft: str) -> None:
     """Greedy and sampled, at batches 1, 4 and 16; texts long enough for a larger bucket of cells. At batch 4 the engine
     chooses whether to draft, by what passes take: there the texts count, not how many drafts were right."""

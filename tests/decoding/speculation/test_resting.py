@@ -15,8 +15,9 @@ from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.slots import RowOrder
 from tessellm.decoding.speculation import Speculation
-from tessellm.decoding.speculation.member_drafts import BelievedDrafter
+from tessellm.decoding.speculation.member_drafts import BelievedDrafter, MemberDrafter
 from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError
 from tessellm.rules import ComposedRule, Explanation
@@ -25,6 +26,7 @@ from tessellm.rules.resting import SUREST, believed_members
 
 from conftest import build_model, character_tokenizer
 from decoding_cases import composition, prompts
+from host_graphs import captured
 from planted import composition as planted
 from speculation_cases import Priced, agreeing, drafting, texts
 
@@ -186,6 +188,27 @@ def test_refuses_rules_that_believe_nobody_and_blocks_without_tokens() -> None:
         with pytest.raises(EngineError, match="expected draft="):
             Speculation(wrong)
     assert Speculation("belief:4").lengths(on_cpu=True) == (1, 2, 4)
+
+
+@pytest.mark.parametrize("observer", [None, lambda *rows: {"token": rows[1][:, 0]}])
+def test_captured_passes_run_over_all_rows_whoever_is_believed(observer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a pass is captured for a number of rows: members draft in turn, each for its own."""
+    monkeypatch.setattr(
+        MemberDrafter, "_drafting", lambda self, rows: (self.work.slots.index_S[:rows], RowOrder.FIRST_SLOTS)
+    )
+    model, asked = believed("three", "six"), Sampling(20, ignore_end=True)
+    given = [written("abc3defghabc3defghab"), written("abcdef6ghabcdef6ghab"), written("abcdefghabcdefghab"), [5]]
+    expected = texts(Engine(model, 4, speculation=NOBODY).generate(given, asked))
+    engine = captured(Engine(model, 4, speculation=Speculation("belief")))
+    speculator = engine.speculator
+    assert speculator is not None
+    speculator.steps = engine.steps
+    draft_always(engine, 4)
+    requests = [engine.submit(prompt, asked, None, observer) for prompt in given]
+    while engine.busy:
+        engine.step()
+    assert texts(requests) == expected
+    assert speculator.accepted > 30
 
 
 def test_how_sure_the_rule_is() -> None:
