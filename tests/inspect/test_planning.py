@@ -190,3 +190,14 @@ def test_what_to_plan_for_needs_a_plan(cli, gemma_recipe: Path) -> None:
 
 def test_a_changed_preset_is_as_alone_as_it_was() -> None:
     assert device_named("laptop", gib=32).most == device_named("laptop").most == 1
+
+
+def test_members_that_rest_are_planned_for(cli, gemma_recipe: Path) -> None:
+    """Eight tokens take seven passes of one member and one of all three."""
+    recipe = gemma_recipe.with_name("belief.yaml")
+    recipe.write_text(gemma_recipe.read_text().replace("rule: product", "rule: belief"))
+    found = plan(read_needs(str(recipe)), device_named("h100"), 128)
+    assert found.resting_tokens_a_second == pytest.approx(found.tokens_a_second * 3 * 8 / 10)
+    assert plan(read_needs(str(gemma_recipe)), device_named("h100"), 128).resting_tokens_a_second is None
+    asked = ("inspect", str(recipe), "--plan", "--hardware", "h100", "--context", "128")
+    assert f"may have up to {found.resting_tokens_a_second:,.0f} on h100" in cli(*asked).out

@@ -102,6 +102,9 @@ def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Pa
         table.add_row(escape(each.device.name), *fits, *speeds, serve)
     out.print(table)
     out.print("devices: the least tensor-parallel size; tokens/s: what memory bandwidth allows at most", soft_wrap=True)
+    if resting := [f"{p.resting_tokens_a_second:,.0f} on {p.device.name}" for p in plans if p.resting_tokens_a_second]:
+        text = f"while all members but one rest, a request may have up to {', '.join(resting)}, if every draft is right"
+        out.print(escape(text), soft_wrap=True)
     out.print(
         "serve: slots × tokens that tessellm serve makes on one device unless told, and their caches", soft_wrap=True
     )

@@ -27,11 +27,13 @@ from ..members.gguf_files import count_parameters
 from ..members.sources import Source, check, find
 from ..recipe import read_recipe
 from ..rules import ComposedRule
+from ..rules.belief import Belief
 
 GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
 LARGEST = 1e9  # GiB or GB/s: beyond any machine
+BLOCK = 7  # tokens that one member writes while the others rest
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -140,6 +142,7 @@ class Plan:
     tokens_a_second: float  # one request's, at most
     batch_tokens_a_second: float  # all requests' together, at most
     served: SlotPlan | None  # what `tessellm serve` makes unless told; None where one device is too small
+    resting_tokens_a_second: float | None = None  # one request's, where all members but one may rest
 
 
 def plan(needs: Needs, device: Device, context: int) -> Plan:
@@ -149,7 +152,8 @@ def plan(needs: Needs, device: Device, context: int) -> Plan:
         batch = largest_batch(needs, device, context, size)
         if batch >= 1 and needs.heads % size == 0:
             one, all_of_them = (speed_limit(needs, device, context, size, requests) for requests in (1, batch))
-            return Plan(device, size, context, batch, one, all_of_them, served(needs, device))
+            resting = resting_limit(needs, device, context, size)
+            return Plan(device, size, context, batch, one, all_of_them, served(needs, device), resting)
         size *= 2
     return Plan(device, 0, context, 0, 0.0, 0.0, None)
 
@@ -171,6 +175,16 @@ def speed_limit(needs: Needs, device: Device, context: int, size: int, requests:
     """Tokens a second that memory bandwidth allows: weights once a step, each request's cache once."""
     read = needs.weight_bytes + requests * context * needs.read_bytes
     return requests * size * device.gb_a_second * 1e9 / read
+
+
+def resting_limit(needs: Needs, device: Device, context: int, size: int) -> float | None:
+    """The same for one request, while its largest member writes blocks that all others read at once; None where members
+    do not rest."""
+    if needs.rule != Belief.name or any(member.kind != "full" for member in needs.members):
+        return None
+    every = needs.weight_bytes + context * needs.read_bytes
+    one = max(member.weight_bytes + context * member.kv_values * needs.dtype_bytes for member in needs.members)
+    return (BLOCK + 1) * size * device.gb_a_second * 1e9 / (BLOCK * one + every)
 
 
 def device_named(name: str | None, gib: float | None = None, gb_a_second: float | None = None) -> Device:
