@@ -21,6 +21,8 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+LONGEST_QUOTED = 200  # characters
+
 
 class TessellmError(Exception):
     """Something that the user gave is wrong."""
@@ -75,10 +77,15 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def quoted(text: str) -> str:
+    """What a user wrote, in quotes, and not more of it than a message can hold."""
+    return repr(text) if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]!r}… ({len(text):,} characters)"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known word and lists the rest: `did you mean 'base'? Known: base, rule`."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5) if len(word) <= LONGEST_QUOTED else []
     return (f"did you mean {close[0]!r}? " if close else "") + "Known: " + ", ".join(known)
 
 

@@ -229,3 +229,17 @@ def test_a_wrong_model_is_told_in_a_sentence(cli: Any, tmp_path: Path) -> None:
         assert ran.code == 2, model
         assert "Traceback" not in ran.err
         assert str(model) in ran.err.replace("\n", "")
+
+
+def test_long_names_are_not_sent_back(server: Running) -> None:
+    long = "a" * 500_000
+    for changed in ({"model": long}, {"tessellm": {"rule": long}}, {"tessellm": {"weights": {long: 1.0}}}, {long: 1}):
+        answer = server.post("/v1/completions", json={**SMALL, **changed})
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}", b"\x1f\x8b\x08"])
+def test_bodies_that_cannot_be_read_say_what_was_expected(server: Running, body: bytes) -> None:
+    answer = server.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, "Expected JSON in UTF-8" in answer.json()["error"]["message"]) == (400, True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from ..errors import MemberError, RecipeError, nearest
+from ..errors import MemberError, RecipeError, nearest, quoted
 from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, first_member
 from ..vocabulary import Alignment
 from .composed import ComposedForCausalLM
@@ -28,7 +28,7 @@ def speakers_of(name: str, members: Sequence[str]) -> list[str]:
 
 
 def no_such_speaker(asked: str, name: str, members: Sequence[str]) -> str:
-    return f"there is no model {asked!r}; {nearest(asked, speakers_of(name, members))}"
+    return f"there is no model {quoted(asked)}; {nearest(asked, speakers_of(name, members))}"
 
 
 def check_alone(asked: str, rule: Any = None, weights: Any = None) -> None:
@@ -39,7 +39,7 @@ def check_alone(asked: str, rule: Any = None, weights: Any = None) -> None:
 
 def check_rule_name(rule: str) -> None:
     if rule not in (DEFAULT, *RULES):
-        raise RecipeError(f"there is no rule {rule!r}; {nearest(rule, [DEFAULT, *RULES])}")
+        raise RecipeError(f"there is no rule {quoted(rule)}; {nearest(rule, [DEFAULT, *RULES])}")
 
 
 def meant_rule(model: ComposedForCausalLM, rule: str) -> str | None:
@@ -54,7 +54,7 @@ def changed_weights(model: ComposedForCausalLM, given: Mapping[str, float]) -> t
     experts = model.config.member_names[1:]
     for name, weight in given.items():
         if name not in experts:
-            raise MemberError(f"there is no expert {name!r}; {nearest(name, experts)}")
+            raise MemberError(f"there is no expert {quoted(name)}; {nearest(name, experts)}")
         if not abs(weight) <= LARGEST_WEIGHT:
             raise MemberError(f"expected a weight within ±{LARGEST_WEIGHT:g}; got {weight}")
     return tuple(float(given.get(name, weight)) for name, weight in zip(experts, model.config.weights, strict=True))

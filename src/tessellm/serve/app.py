@@ -24,6 +24,9 @@ from .replies import as_body
 from .schema import ChatRequest, CompletionRequest
 from .service import Running, Service
 
+UNREADABLE = (
+    "the request is malformed: the body cannot be read. Expected JSON in UTF-8, neither compressed nor deeply nested"
+)
 REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": meaning}
     for status, meaning in {
@@ -154,8 +157,9 @@ def _add_refusals(api: FastAPI) -> None:
 
     @api.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})
-        return await refused(request, Refusal(error.status_code, str(error.detail), headers=headers))
+        headers, detail = dict(error.headers or {}), str(error.detail)
+        told = UNREADABLE if error.status_code == 400 else detail
+        return await refused(request, Refusal(error.status_code, told, headers=headers))
 
     @api.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import LONGEST_QUOTED
 from .refusals import Refusal, bad
 from .schema import ABSENT
 
 
 def malformed(error: Mapping[str, Any], body: Any) -> Refusal:
     """Of an error that pydantic found."""
-    place = ".".join(_names(error["loc"], body))
+    place = ".".join(_names(error["loc"], body))[:LONGEST_QUOTED]
     told = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(body, bytes):  # it was not sent as JSON, so it was not read
         told = "expected JSON; send it with the header Content-Type: application/json"
