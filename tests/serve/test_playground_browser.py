@@ -325,6 +325,17 @@ def test_spaces_are_seen_and_a_new_text_forgets_the_old_ones_token(letters: Runn
     assert wrong == []
 
 
+def test_a_stream_that_breaks_off_and_a_rule_that_there_is_not_are_told(letters: Running, opened: Any) -> None:
+    page, wrong = opened(letters.url + '/#{"rule": "produkt", "mode": "text", "turns": [{"role": "system"}, 5]}')
+    assert page.get_by_label("Rule", exact=True).input_value() == "belief"
+    cut_off = events({"text": "", "finish_reason": None, "tessellm": {"trace": []}}).removesuffix("data: [DONE]\n\n")
+    page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut_off))
+    page.get_by_role("button", name="Generate").click()
+    page.locator("#status.wrong", has_text="the server stopped in the middle of the answer").wait_for()
+    assert page.get_by_role("button", name="Stop").is_disabled()
+    assert wrong == []
+
+
 def test_examples_fill_the_prompt_and_top_p_is_sent(letters: Running, opened: Any) -> None:
     page, wrong = opened(letters.url)
     examples = page.get_by_label("Example prompts")
