@@ -102,4 +102,4 @@ def test_members_rest_or_do_not_as_the_command_line_says(cli: Any, monkeypatch: 
     composition.tokenizer = character_tokenizer()
     service = Service(composition, "tiny", Settings(slots=1, speculate="belief:4"))
     assert service.engine.speculator is not None
-    assert service.engine.speculator.lengths == (1, 2, 4)
+    assert service.engine.speculator.lengths == (4,)

@@ -187,7 +187,9 @@ def test_refuses_rules_that_believe_nobody_and_blocks_without_tokens() -> None:
     for wrong in ("belief:0", "belief:", "belief:x", "belief:65", "none:1"):
         with pytest.raises(EngineError, match="expected draft="):
             Speculation(wrong)
-    assert Speculation("belief:4").lengths(on_cpu=True) == (1, 2, 4)
+    assert Speculation("belief").lengths(on_cpu=True) == (4, 8, 16)
+    assert Speculation("belief:2").lengths(on_cpu=True) == (2,)
+    assert Speculation("belief:2").lengths(on_cpu=False) == Speculation("belief:3").lengths(on_cpu=False) == (3,)
 
 
 @pytest.mark.parametrize("observer", [None, lambda *rows: {"token": rows[1][:, 0]}])

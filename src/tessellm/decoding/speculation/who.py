@@ -19,6 +19,11 @@ from ..members.stacking import shares_base
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
 LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
+SHORTEST = {
+    "lookup": 1,
+    "member": 1,
+    "belief": 3,
+}  # each length is tried: whoever is believed is right or wrong for long
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class Speculation:
         """List the lengths of drafts to choose from."""
         lengths, given = LENGTHS if on_cpu else LENGTHS_ON_GPU, self.draft.partition(":")[2]
         longest = int(given) if self.by_belief and given else LONGEST[self.kind]
-        return tuple(length for length in lengths if length <= longest) or lengths[:1]
+        fitting = [length for length in lengths if length <= longest] or [lengths[0]]
+        return tuple(length for length in fitting if length >= SHORTEST[self.kind]) or (fitting[-1],)
 
 
 NOBODY = Speculation("none")
