@@ -202,6 +202,33 @@ def serving() -> Iterator[str]:
     )
 
 
+def latency() -> Iterator[str]:
+    """What users of a server feel: a composition and its base alone."""
+    content = contents()["latency"]
+    tables = content["tables"]
+    before, machine = tables["load_average_before"], tables["machine"]
+    yield (
+        f"SmolLM2 and five LoRA experts, float32, {tables['plan']['slots']} slots, {machine['cores']} cores of an "
+        f"{content['hardware']} that others used, too (load average {before:.1f} before it began and "
+        f"{machine['load_average_after']:.1f} at the end); commit {content['commit'][:7]}. Milliseconds:"
+    )
+    yield ""
+    yield "| server | load | first token (median, 99 %) | gap (median, 99 %, largest) | 99 % over the median |"
+    yield "|---|---|---|---|---|"
+    for name, server in tables["servers"].items():
+        loads = {"the first request": "first_request", "as many clients as slots": "all_slots"}
+        for load, key in (loads | {f"{each:.0%}": f"load_{each:g}" for each in tables["plan"]["loads"]}).items():
+            found = server[key]
+            first, gaps = (
+                ", ".join(f"{found[part][each]:,.0f}" for each in each_of if each in found[part])
+                for part, each_of in (("first_token_ms", ("median", "p99")), ("gap_ms", ("median", "p99", "largest")))
+            )
+            yield row(name, load, first, gaps, f"{found['p99_over_median']:.1f}")
+    yield ""
+    ready = ", ".join(f"{name} {server['ready_seconds']:.0f} s" for name, server in tables["servers"].items())
+    yield f"From process start to ready: {ready}."
+
+
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
@@ -216,13 +243,13 @@ def figures() -> dict[Path, bytes]:
 
 def pages() -> dict[Path, str]:
     """Pages with generated blocks, as they should be."""
-    readme, page = README.read_text(encoding="utf-8"), DIAGNOSE.read_text(encoding="utf-8")
+    readme, page, served = (path.read_text(encoding="utf-8") for path in (README, DIAGNOSE, SERVE))
     return {
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
         DIAGNOSE: with_block(page, "prediction", prediction()),
         TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
         EVERYTHING: with_block(EVERYTHING.read_text(encoding="utf-8"), "all results", all_results()),
-        SERVE: with_block(SERVE.read_text(encoding="utf-8"), "serving", serving()),
+        SERVE: with_block(with_block(served, "serving", serving()), "latency", latency()),
     }
 
 
