@@ -25,7 +25,7 @@ from tessellm.experiments.lab.claims import Claim, Result, at_most
 HOME = Path(__file__).resolve().parent.parent
 EXPERTS = ("math", "bash", "intents", "sql", "code")
 VLLM = HOME / ".venv-vllm" / "bin" / "python"
-PLAN = LatencyPlan(requests=32, new=24, slots=4)
+PLAN = LatencyPlan(requests=24, new=24, slots=4)
 
 
 def smollm2(folder: Path) -> str:

@@ -8,9 +8,9 @@ import statistics
 import time
 from collections import deque
 
-WITHIN = 2.5  # medians of the last steps: how long a step with a pass over prompts may take
-MOST_STEPS = 3.5  # steps without prompts: the same, where most of the last ones had such a pass
-RECENT = 512  # steps of which the median is taken
+WITHIN = 2.4  # medians of the last steps: how long a step with a pass over prompts may take
+MOST_STEPS = 2.8  # steps without prompts: the same, where most of the last ones had such a pass
+RECENT = 128  # steps of which the median is taken
 LEAST, MOST = 4, 256  # tokens per pass
 LEAST_ON_GPU, MOST_ON_GPU = 256, 2048  # there fewer take as long; powers of two, which are captured
 NEWEST = 0.3  # weight of the last measurement of a step
