@@ -229,6 +229,43 @@ def latency() -> Iterator[str]:
     yield f"From process start to ready: {ready}."
 
 
+def loaded() -> Iterator[str]:
+    """What minutes of clients that stream, hang up, idle or send nonsense did to a server on a real model."""
+    content = contents()["serve-load"]
+    claims = {claim["id"]: claim["value"] for claim in content["claims"]}
+    load, machine = content["tables"]["load"], content["tables"]["machine"]
+    memory = load["memory_every_half_minute_mib"]
+    odd = ", ".join(f"{times} with {status}" for status, times in load["odd"].items())
+    yield (
+        f"{machine['cores']} cores of an {content['hardware']}, which other work kept busy (load average "
+        f"{machine['load_average_before']:.1f} before it began, {machine['load_average_after']:.1f} after it); commit "
+        f"{content['commit'][:7]}."
+    )
+    yield ""
+    yield "| 50 streaming clients for ten minutes, a third of the answers cut off by their clients | |"
+    yield "|---|---|"
+    drained, after = load["drain"], load["memory_mib"] + load["memory_growth_mib"]
+    rows = {
+        "whole answers; cut off": f"{load['answers']}; {load['hung_up']}",
+        "whole answers with another text than alone (float32, greedy)": load["other_texts"],
+        "answers that failed": claims["failed"],
+        "memory of the process before, after half of the time, afterwards, MiB": (
+            f"{load['memory_mib']:.0f}, {memory[len(memory) // 2]}, {after:.0f}"
+        ),
+        "connections beside it that ask once and then idle; opened, since dropped ones are replaced": (
+            f"1,000; {load['idle']['opened']:,}"
+        ),
+        "odd requests beside it, by answer": odd,
+        "slots in use under load afterwards": f"{drained['slots_used']:.0f} of {load['slots']:.0f}",
+        "SIGTERM with 50 answers under way": (
+            f"{drained['answers']} finished in {drained['seconds']:.0f} s, exit code {drained['exit_code']}"
+        ),
+        "tracebacks in the log": load["tracebacks"],
+    }
+    for what, value in rows.items():
+        yield row(what, str(value))
+
+
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
     found = re.compile(f"<!-- {name} -->.*?<!-- end {name} -->", re.DOTALL)
@@ -249,7 +286,7 @@ def pages() -> dict[Path, str]:
         DIAGNOSE: with_block(page, "prediction", prediction()),
         TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
         EVERYTHING: with_block(EVERYTHING.read_text(encoding="utf-8"), "all results", all_results()),
-        SERVE: with_block(with_block(served, "serving", serving()), "latency", latency()),
+        SERVE: with_block(with_block(with_block(served, "serving", serving()), "latency", latency()), "load", loaded()),
     }
 
 
