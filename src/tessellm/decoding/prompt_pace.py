@@ -1,6 +1,6 @@
 """PromptPace: how many tokens of prompts a pass feeds while others are being written to, so that their next tokens come
-not much later than they are used to: few where steps are mostly without prompts, more where users come so fast that
-most steps have some. Learnt from how long steps take; knows numbers and a clock alone."""
+not much later than without, nor than they are used to. Learnt from how long steps take; knows numbers and a clock
+alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import statistics
 import time
 from collections import deque
 
-WITHIN = 2.4  # medians of the last steps: how long a step with a pass over prompts may take
-MOST_STEPS = 2.8  # steps without prompts: the same, where most of the last ones had such a pass
+WITHIN = 2.4  # times as long as a step without prompts, and as the median of the last steps, one with prompts may take
 RECENT = 128  # steps of which the median is taken
 LEAST, MOST = 4, 256  # tokens per pass
 LEAST_ON_GPU, MOST_ON_GPU = 256, 2048  # there fewer take as long; powers of two, which are captured
@@ -47,7 +46,7 @@ class PromptPace:
             before = seconds if self._step is None else self._step
             self._step = before + NEWEST * (seconds - before)
         elif self._step is not None:
-            allowed = min(WITHIN * statistics.median(self._recent), MOST_STEPS * self._step) - self._step
+            allowed = WITHIN * min(self._step, statistics.median(self._recent)) - self._step
             share = max(allowed, 0.0) / max(seconds - self._step, 1e-9)
             if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
                 wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
