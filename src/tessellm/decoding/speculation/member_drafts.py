@@ -125,6 +125,10 @@ class BelievedDrafter:
     def kind(self, request: Request) -> int | None:
         return self._believed[request][1]
 
+    def writers(self, requests: Sequence[Request]) -> int:
+        """Count the members that are believed for some request."""
+        return len({self._believed[request][0] for request in requests})
+
     def first(self, request: Request) -> int | None:
         return None
 

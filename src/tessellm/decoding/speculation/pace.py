@@ -25,6 +25,7 @@ SHARED_TOKENS = 4.0  # tokens that the rate of all requests counts for in the ra
 NEWEST = 0.3  # weight of the last measurement of a cost
 HICCUP = 3.0  # the host's time is not believed to have grown by more than this factor at once
 AGEING = 0.003  # share by which an old measurement gets cheaper per step: bounds what trying again costs
+PER_TOKEN = 0.07  # what a token more adds to a pass of a member, modelled: 135M numbers in float32, one core
 WORTH = 1.02  # a draft must promise this factor over a step without
 
 
@@ -46,12 +47,14 @@ Counts = dict[int, AcceptanceCount]  # by kind of draft
 class AcceptanceRates:
     """Estimate how likely the next token of a draft is accepted: per kind of draft, over all requests and for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = True) -> None:
+        """`shared`: what other requests' drafts were like counts, too."""
+        self._shared = shared
         self._all: Counts = {}
         self._own: WeakKeyDictionary[Request, Counts] = WeakKeyDictionary()
 
     def rate(self, request: Request, kind: int) -> float:
-        every, own = self._all.get(kind, NONE), self._own.get(request, {}).get(kind, NONE)
+        every, own = self._all.get(kind, NONE) if self._shared else NONE, self._own.get(request, {}).get(kind, NONE)
         overall = (every.right + PRIOR_ACCEPTED) / (every.judged + PRIOR_JUDGED)
         return (own.right + SHARED_TOKENS * overall) / (own.judged + SHARED_TOKENS)
 
@@ -130,6 +133,30 @@ class Pace:
         if cost is None or cost.seconds is None:
             return None
         return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)
+
+
+@dataclass
+class ModelledPace(Pace):
+    """Choose by a model of what passes cost, in passes of one member over one token, and measure nothing: so that what
+    is written depends on what was said alone, also where a tie within rounding falls another way in a longer pass."""
+
+    members: int = 1
+    writers: int = 1  # members that draft, for some rows each
+
+    def set_device_time(self, rows: int, length: int, seconds: float) -> None:
+        pass
+
+    def note(self, rows: int, length: int, seconds: float) -> None:
+        self.steps += 1
+
+    def _cost(self, rows: int, length: int) -> float:
+        draft = length * self.writers * _pass_cost(rows / self.writers)
+        return draft + self.members * _pass_cost(rows * (length + 1))
+
+
+def _pass_cost(tokens: float) -> float:
+    """What a member's pass over so many tokens takes, in passes over one."""
+    return 1 + PER_TOKEN * (tokens - 1)
 
 
 def expected(rate: float, length: int) -> float:

@@ -20,7 +20,7 @@ from ..steps import Steps
 from ..voices import SpecialRows
 from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
-from .pace import AcceptanceRates, Pace
+from .pace import AcceptanceRates, ModelledPace, Pace
 from .verification import DraftBuffers, verify
 from .who import Speculation
 
@@ -42,7 +42,9 @@ class Speculator:
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
-        self.rates = AcceptanceRates()
+        if self.by_belief:
+            self.pace = ModelledPace(self.lengths, members=len(model.members))
+        self.rates = AcceptanceRates(shared=not self.by_belief)
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
@@ -66,6 +68,8 @@ class Speculator:
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
         self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
+        if isinstance(self.pace, ModelledPace) and isinstance(self.drafter, BelievedDrafter):
+            self.pace.writers = self.drafter.writers(running)
         kinds = [self.drafter.kind(request) for request in running]
         length = self._length(running, rows, kinds)
         result = self._run(running, slots, length, choice, special)
