@@ -47,15 +47,16 @@ Counts = dict[int, AcceptanceCount]  # by kind of draft
 class AcceptanceRates:
     """Estimate how likely the next token of a draft is accepted: per kind of draft, over all requests and for each."""
 
-    def __init__(self, shared: bool = True) -> None:
-        """`shared`: what other requests' drafts were like counts, too."""
-        self._shared = shared
+    def __init__(self, known: Sequence[float] = ()) -> None:
+        """`known`: the rate of each kind over all requests, where it is not to be learnt."""
+        self._known = known
         self._all: Counts = {}
         self._own: WeakKeyDictionary[Request, Counts] = WeakKeyDictionary()
 
     def rate(self, request: Request, kind: int) -> float:
-        every, own = self._all.get(kind, NONE) if self._shared else NONE, self._own.get(request, {}).get(kind, NONE)
+        every, own = self._all.get(kind, NONE), self._own.get(request, {}).get(kind, NONE)
         overall = (every.right + PRIOR_ACCEPTED) / (every.judged + PRIOR_JUDGED)
+        overall = self._known[kind] if self._known else overall
         return (own.right + SHARED_TOKENS * overall) / (own.judged + SHARED_TOKENS)
 
     def note(self, request: Request, kind: int, accepted: int, drafted: int) -> None:

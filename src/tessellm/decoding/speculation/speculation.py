@@ -24,6 +24,7 @@ from .pace import AcceptanceRates, ModelledPace, Pace
 from .verification import DraftBuffers, verify
 from .who import Speculation
 
+BELIEVED_RATES = (0.75, 0.9, 0.97, 0.99)  # acceptance of drafts by how sure the rule is, before any were seen
 PATIENCE = 16  # passes in a row for which drafts did not pay
 REST = 16  # steps without drafts after them
 CELLS_APART = 64  # between lengths of text for which passes are prepared
@@ -44,7 +45,7 @@ class Speculator:
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         if self.by_belief:
             self.pace = ModelledPace(self.lengths, members=len(model.members))
-        self.rates = AcceptanceRates(shared=not self.by_belief)
+        self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
