@@ -24,10 +24,10 @@ def test_it_is_high_for_a_clean_pair_and_low_for_a_contradiction():
     assert torn.predicted.low <= torn.predicted.value <= torn.predicted.high
 
 
-def rows_of_law(logp: torch.Tensor) -> Rows:
-    """One text of one token, written greedily by Eq. 2."""
-    rule, logp_MBTV = make_rule("product"), logp[:, None, None]
-    composed, _, why = rule.explain(logp_MBTV, torch.zeros(1, 1), torch.ones(1, 1), None)
+def rows_of_law(logp: torch.Tensor, name: str = "product") -> Rows:
+    """One text of one token, written greedily by Eq. 2 or another rule."""
+    rule, logp_MBTV = make_rule(name), logp[:, None, None]
+    composed, _, why = rule.explain(logp_MBTV, torch.zeros(1, 1).long(), torch.ones(1, 1), None)
     found = statistics(logp_MBTV, composed, rule, ((),) * len(logp), why)
     columns = {name.rpartition("_")[0]: each[0] for name, each in found._asdict().items() if each is not None}
     columns["logprob"] = log_probabilities(logp_MBTV, composed, composed.argmax(-1))[0]
@@ -52,3 +52,18 @@ def test_confidence_is_sharpened():
     top = torch.tensor([[0.6, 0.3, 0.1]]).log()[:, None]
     assert sharpened(top[..., 0], top)[0, 0] == pytest.approx(0.216 / (0.216 + 0.027 + 0.001))
     assert sharpened(torch.tensor([[-9.0]]), top)[0, 0] < 1e-9
+
+
+def test_of_a_mixture_those_count_whom_it_believes():
+    laws = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]]).log()
+    rows = rows_of_law(laws, "belief")
+    torn = chance_right(rows)
+    for law in range(3):
+        believed = torch.nn.functional.one_hot(torch.tensor([law]), 4).float()
+        said = laws[law, law].expand(1, 1), laws[law].sort(descending=True).values
+        voices = [rows["logprob"][:, :-1], said[0]]
+        sure = Rows(rows.text_R, 1, {**rows.columns, "law": believed, "logprob": torch.cat(voices, 1)})
+        top = rows["top_logprobs"].clone()
+        top[0, -1, : len(said[1])] = said[1]
+        sure.columns["top_logprobs"], sure.columns["logprob"][0, law] = top, laws[law, law]
+        assert chance_right(sure) > 0.99 > torn

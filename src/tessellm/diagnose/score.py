@@ -6,7 +6,11 @@ of that token, on average, weighted by their divergence from the base; the base'
 Where experts blend compatible features their own favourites differ from the blend, and the composition's confidence
 counts alone. Greedy decoding takes the favourite, so confidence is sharpened: p³ against the five likeliest p³.
 
-Frozen before it was evaluated; docs/diagnose.md says how well it does. Shapes: R rows, B texts, N voices, K experts.
+Where the rule is a mixture of laws, those have a claim whom it believes, as far as it does: real experts are active on
+nearly every token of every text, so that activity tells nothing.
+
+Frozen before it was evaluated, but for mixtures; docs/diagnose.md says how well it does. Shapes: R rows, B texts, N
+voices, K experts.
 """
 
 from __future__ import annotations
@@ -65,6 +69,9 @@ def claims(rows: Rows) -> Tensor:
 
 
 def support(rows: Rows, sure_RN: Tensor) -> Tensor:
+    if "law" in rows.columns:
+        law_RL = rows["law"]
+        return (law_RL[:, :-1] * sure_RN[:, :-1]).sum(1) + law_RL[:, -1]  # Eq. 2's own confidence counts alone
     claim_RK = claims(rows)
     weight_RK = rows["divergence"] * claim_RK
     theirs_R = (sure_RN[:, 1:-1] * weight_RK).sum(1) / weight_RK.sum(1).clamp_min(LEAST)

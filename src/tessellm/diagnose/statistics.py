@@ -5,7 +5,8 @@ Pure functions of tensors; nothing waits for the host. Divergences are between l
 each expert tilted by its weight, all ways to stop as one event. So an expert with weight 0.5 is at distance zero from
 itself, and end tokens that differ are no interference.
 
-Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N voices: members, then composed.
+Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N voices: members, then composed,
+L laws: members, then Eq. 2.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..rules.equation import LOG_FLOOR
 from ..rules.termination import ends_on, log_left
 from .sweep import Swept, sweep
 
-TOLD = ("evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT")  # by rules that weigh evidence
+TOLD = ("evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT", "law_BTL")  # by some rules
 ACTIVE = 0.1  # an expert is active where it diverges from the base by more than this (nats)
 
 
@@ -49,6 +50,7 @@ class Statistics(NamedTuple):
     trusted_BTM: Tensor | None = None
     interference_BT: Tensor | None = None
     blended_BT: Tensor | None = None
+    law_BTL: Tensor | None = None  # where the rule is a mixture: how far it believes the base, every expert, Eq. 2
 
 
 @torch.no_grad()
