@@ -11,6 +11,7 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.prompt_pace import LEAST, MOST, RECENT, WITHIN, PromptPace
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation.who import NOBODY
 from tessellm.serve.voices import Speakers
 
 from conftest import build_model, perturbed
@@ -73,7 +74,7 @@ def test_other_voices_and_observers_are_read_in_pieces_too(model: Any) -> None:
 
 
 def test_those_who_are_written_to_wait_for_short_pieces_alone(model: Any) -> None:
-    engine, fed = paced(model, 8), []
+    engine, fed = paced(model, 8, speculation=NOBODY), []  # a token per step
     plain = engine.steps.prefill
     engine.steps.prefill = lambda *given: (fed.append(given[1].numel()), plain(*given))[1]  # type: ignore[method-assign]
     running = engine.submit([5, 6, 7], LONG)
