@@ -36,6 +36,7 @@ from .shown import EXPERTS, PICTURE, REPORT, answers_table, belief_table, next_c
 
 BASE, RULE = "smollm2", "belief"
 NEW_TOKENS = 64
+DIAGNOSED = 3
 
 
 def run_skills_demo(
@@ -70,7 +71,7 @@ def run_skills_demo(
         console.print(answers_table(answers, members, console.color_system is not None))
         console.print(belief_table(answers, members))
         phase("drew the picture", lambda: _draw(folder / PICTURE, answers, members, console))
-        found = phase("diagnosed one answer per kind", lambda: diagnose_answers(model, answers))
+        found = phase(f"diagnosed {DIAGNOSED} answers of different kinds", lambda: diagnose_answers(model, answers))
         write_text(folder / REPORT, found.to_html())
         report = _report(answers, members, clock) | {"diagnosis": found.to_dict()}
         write_text(folder / "demo.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -124,10 +125,13 @@ def answer_by_members(model: ComposedForCausalLM, answers: Sequence[Answer], new
 
 
 def diagnose_answers(model: ComposedForCausalLM, answers: Sequence[Answer]) -> Diagnosis:
-    """On one answer per kind of prompt, as it was written."""
-    first = {answer.asked.expert: answer for answer in reversed(answers) if answer.text}
-    texts = [{"prompt": each.asked.prompt, "text": each.text} for each in first.values()]
-    return tessellm.diagnose(model, texts[::-1], chat=Chat())
+    """On some answers of different kinds as they were written, the shortest, each read by itself: without padding."""
+    kinds: dict[str | None, Answer] = {}
+    for answer in sorted(answers, key=lambda answer: len(answer.asked.prompt + answer.text)):
+        if answer.text:
+            kinds.setdefault(answer.asked.expert, answer)
+    texts = [{"prompt": each.asked.prompt, "text": each.text} for each in kinds.values()]
+    return tessellm.diagnose(model, texts[:DIAGNOSED], chat=Chat(), batch_size=1)
 
 
 def _draw(path: Path, answers: Sequence[Answer], members: Sequence[str], console: Console) -> None:
