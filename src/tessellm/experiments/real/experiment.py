@@ -140,7 +140,7 @@ def jobs_of(columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuri
         partial(measuring.write, column, columns, part)
         for column in sorted(columns, key=lambda column: SLOW.get(column.kind, len(SLOW)))
         for part in parts_of(column, columns, tasks, measuring)
-    ]  # fmt: skip
+    ]
     return [*writing, *(partial(measuring.read, columns, task) for task in tasks if task.read)]
 
 
@@ -165,9 +165,9 @@ def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measu
         for part in parts_of(column, columns, tasks, measuring):
             with suppress(NotMeasuredError):
                 (entries,) = measuring.each([partial(measuring.write, column, columns, part)])
-                known = {task.name: entry for task, entry in zip(part, entries, strict=True) if entry is not None}
-                for name_of, entry in known.items():
-                    result.written[name_of][column.name] = entry
+                for task, entry in zip(part, entries, strict=True):
+                    if entry is not None:
+                        result.written[task.name][column.name] = entry
     return result
 
 

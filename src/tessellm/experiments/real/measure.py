@@ -99,7 +99,9 @@ class Measuring:
 
     def sign(self) -> None:
         """Note in the journal what this process measures on."""
-        self.journal.add(key_of("measured on", environment()), measured_on=environment("peft"))
+        here = environment("peft")
+        if (key := key_of("measured on", here)) not in self.journal:
+            self.journal.add(key, measured_on=here)
 
     @property
     def measured_on(self) -> list[dict[str, Any]]:

@@ -42,7 +42,6 @@ class Plan:
     numbers: int  # log-probabilities that reading holds at once
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
-
     router: bool = True
 
     def of_rules(self, rules: Sequence[str]) -> Plan:
