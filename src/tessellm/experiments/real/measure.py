@@ -20,7 +20,7 @@ from ...text.options import TextOptions
 from ...text.prompts import tokenizer_of
 from .columns import Column, Make, Tuned, routes
 from .packing import Text
-from .plan import EQ2, Plan
+from .plan import Plan
 from .programs import exit_codes
 from .reading import Read, read_alone, read_together
 from .shared import SharedJournal
@@ -227,9 +227,9 @@ class Measuring:
         return [found[number] for number in range(len(asks))]
 
     def by_reference(self, column: Column) -> bool:
-        """Whether all prompts of a task are written for together: what has no state needs no logits of prompts, and an
-        engine reads prompts one by one."""
-        return self.plan.at_once > 0 and column.rule in (None, EQ2)
+        """Whether many prompts of a task are written for together, as one model does best: its steps are launches, and
+        the reference has as few of them as an engine that takes fewer prompts at once."""
+        return self.plan.at_once > 0 and column.rule is None
 
     def _route(self, columns: Sequence[Column], asked: Sequence[Asked]) -> list[Written]:
         experts = [each for each in columns if each.kind == "expert"]

@@ -38,7 +38,7 @@ class Plan:
     arrow: tuple[int, ...]  # experts that are heard at once
     two: int  # prompts per pair of skills
     batch_size: int
-    at_once: int  # prompts that the reference writes for together, which writes for columns whose rule has no state
+    at_once: int  # prompts for which a column of one model writes together, by the reference; 0: as others do
     numbers: int  # log-probabilities that reading holds at once
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
@@ -74,6 +74,6 @@ PLANS = {
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=160, at_once=800, numbers=1 << 29, timed=128,
+        batch_size=96, at_once=256, numbers=1 << 28, timed=128,
     ),
 }  # fmt: skip
