@@ -239,7 +239,9 @@ def test_all_of_it_at_a_small_size(places, tmp_path):
     again = experiment.measure(replace(run, frozen=True), said.append)
     assert journal.read_text().splitlines() == lines
     assert again.tables["sets"] == tables["sets"]
-    journal.write_text("\n".join(line for line in lines if "nats" in line or "scores" in line) + "\n")
+    journal.write_text(
+        "\n".join(line for line in lines if any(key in line for key in ("nats", "scores", "measured_on"))) + "\n"
+    )
     less = experiment.measure(replace(run, frozen=True), said.append)  # what was written is lost
     assert less.tables["costs"] == {}
     assert "right" not in less.tables["sets"]["six"]["tasks"]["sql"][OURS]
@@ -255,6 +257,8 @@ def test_the_program_takes_folders_sets_and_limits(places, tmp_path, capsys):
     assert "did you mean 'six'" in capsys.readouterr().err
     assert program.main([*map(str, given), "--trained", str(tmp_path / "none")]) == 2
     assert "no folder" in capsys.readouterr().err
+    assert program.main([*map(str, given), "--frozen", "--out", str(tmp_path / "empty")]) == 2
+    assert "expected a journal that says on what it was measured" in capsys.readouterr().err
 
 
 def test_the_full_size_is_refused_without_a_gpu(cli, places, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...errors import TessellmError
 from ...files import going_on
 from ...members import Member
 from ..lab.claims import Result
@@ -58,9 +59,15 @@ class Run:
         return self.device or device_for(self.size)
 
     def measuring(self, log: Log) -> Measuring:
-        made = Measuring(SharedJournal(self.out / "real" / f"{self.size}.jsonl"), self.plan, log, self.frozen)
+        path = self.out / "real" / f"{self.size}.jsonl"
+        made = Measuring(SharedJournal(path), self.plan, log, self.frozen)
         if not self.frozen:
             made.sign()
+        elif not made.measured_on:
+            raise TessellmError(
+                f"expected a journal that says on what it was measured; {path} does not, or is not there. Run without "
+                "--frozen, or give the folder of a run as --out"
+            )
         return made
 
 
@@ -70,15 +77,16 @@ def measure(run: Run, log: Log = print, workers: int = 0) -> Result:
     device = run.runs_on
     with going_on(run.out / "real"):
         list(by_processes(fill, [(run, number) for number in range(workers)], workers))
-        base, measuring = load_base(run.places, device), run.measuring(log)
+        measuring, base = run.measuring(log), load_base(run.places, device)
         found: list[SetResult] = []
         costs: dict[str, Any] = {}
         for name in plan.sets:
-            made = _asked(name, run, base, measuring)
-            if made is None:
+            asked = _asked(name, run, base)
+            if asked is None:
                 log(f"{name}: left out, its adapters are not there")
                 continue
-            columns, tasks = made
+            experts, tasks = asked
+            columns = [*own_columns(experts, run.plan), *_others(name, run, experts, measuring)]
             found.append(_measured(name, columns, tasks, measuring))
             costs = costs or costs_of(found[-1], tasks, measuring)
             for column in columns:
@@ -96,10 +104,10 @@ def fill(run: Run, number: int) -> None:
     measuring = run.measuring(lambda text: print(f"{number}: {text}", flush=True))
     base = load_base(run.places, run.runs_on)
     for name in run.plan.sets:
-        adapters = adapters_of(name, run.places, run.seed)
-        if not adapters:
+        asked = _asked(name, run, base)
+        if asked is None:
             continue
-        experts, tasks = Experts(base, adapters), tasks_of(name, run.places.data, run.plan)
+        experts, tasks = asked
         own = own_columns(experts, run.plan)  # first: nothing has to be tuned for them
         for columns in (own, [*own, *_others(name, run, experts, measuring)]):
             for job in jobs_of(columns, tasks, measuring):
@@ -115,14 +123,10 @@ def _draw(tables: Mapping[str, Any], out: Path) -> str:
     return draw(tables, out)
 
 
-def _asked(name: str, run: Run, base: Member, measuring: Measuring) -> tuple[list[Column], list[Task]] | None:
-    """The columns of a set, and its tasks; None where an adapter is missing."""
+def _asked(name: str, run: Run, base: Member) -> tuple[Experts, list[Task]] | None:
+    """The experts of a set, and its tasks; None where an adapter is missing."""
     adapters = adapters_of(name, run.places, run.seed)
-    if not adapters:
-        return None
-    experts = Experts(base, adapters)
-    columns = [*own_columns(experts, run.plan), *_others(name, run, experts, measuring)]
-    return columns, tasks_of(name, run.places.data, run.plan)
+    return (Experts(base, adapters), tasks_of(name, run.places.data, run.plan)) if adapters else None
 
 
 def _others(name: str, run: Run, experts: Experts, measuring: Measuring) -> Iterator[Column]:
