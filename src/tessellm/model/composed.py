@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..errors import MemberError, PromptError
+from ..errors import MemberError, PromptError, RecipeError
 from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination, normalised
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
-from .fitting import check_fit
 from .habits import prepared
 from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
@@ -90,7 +89,11 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         return [tuple(member.get("end_ids", ())) for member in self.config.members]
 
     def _go_by(self, rule: ComposedRule, termination: str | None = None) -> None:
-        check_fit(rule.rule, len(self.members) - 1, self.config.vocab_size)
+        try:
+            rule.check_fit(len(self.members) - 1, self.config.vocab_size)
+        except ValueError as error:
+            why = f"the rule {rule.name!r} does not fit these members: {error}. Compose them again"
+            raise RecipeError(why) from None
         numbers = self._checked_weights(rule)
         self.rule, self.config.rule = rule, rule.describe()
         self.config.termination = default_termination(rule.name) if termination is None else termination

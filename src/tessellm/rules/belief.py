@@ -29,7 +29,9 @@ from torch import Tensor
 
 from .base import BaseRule
 from .equation import LOG_FLOOR, normalise, product_scores, working_dtype
+from .fitting import check_habits, check_template
 from .protocol import Explanation
+from .resting import believed_members
 from .rows import in_blocks, last_real, windows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
@@ -106,6 +108,7 @@ class Belief(BaseRule):
     span: int = 128
     name: str = "belief"
     tells = frozenset({"law_BTL", "score_BTK"})
+    lets_members_rest = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.span, int) or isinstance(self.span, bool) or not 1 <= self.span <= LONGEST:
@@ -125,6 +128,13 @@ class Belief(BaseRule):
     def window(self) -> int:  # type: ignore[override]
         """Positions to feed before an answer begins: those that are averaged, and an opening that lies among them."""
         return self.span + len(self.opening)
+
+    def check_fit(self, experts: int, vocab_size: int) -> None:
+        check_habits(self.habits, experts)
+        check_template(self.opening, self.turn, vocab_size)
+
+    def believed_members(self, state: BeliefState) -> tuple[Tensor, Tensor]:
+        return believed_members(state.belief_BL)
 
     @property
     def calibrated(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -112,6 +112,20 @@ class ComposedRule:
     @property
     def hears_members_as_they_are(self) -> bool:
         return not self.stopping_is_event and self.weights_but_ones is None
+
+    @property
+    def lets_members_rest(self) -> bool:
+        """Whether one member alone mostly says what the rule says, and the rule knows which."""
+        return getattr(self.rule, "lets_members_rest", False)
+
+    def believed_members(self, state: Any) -> tuple[Tensor, Tensor]:
+        """Name per row the member that is believed most, and how sure the rule is of it, where members may rest."""
+        return cast(Any, self.rule).believed_members(state)
+
+    def check_fit(self, experts: int, vocab_size: int) -> None:
+        """Raise ValueError where the rule's parameters are those of other members."""
+        if (check := getattr(self.rule, "check_fit", None)) is not None:
+            check(experts, vocab_size)
 
     def describe(self) -> dict[str, Any]:
         """Its name and parameters, as a config holds them; weights and termination stand elsewhere there."""

@@ -15,7 +15,12 @@ None at the start of a sequence, else a NamedTuple of tensors with the batch fir
 `window` positions at most, so that it can be rebuilt by feeding those again.
 
 A rule need not write all of it: base.py has `BaseRule`, which needs no more than a name and `__call__`, and
-`FunctionRule`, which needs a name and a function. Weights and stopping are added by complete.py.
+`FunctionRule`, which needs a name and a function. Weights and stopping are added by complete.py, which is also the one
+place that knows what a rule need not have, `BaseRule` or not:
+
+    rule.check_fit(experts, vocab_size)        raise ValueError where its parameters are not those of such members
+    rule.lets_members_rest                     whether one member alone mostly says what it says; it then has
+    rule.believed_members(state)               that member per row, and how sure the rule is of it: [B] each
 """
 
 from __future__ import annotations

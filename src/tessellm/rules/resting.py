@@ -1,4 +1,4 @@
-"""Which rules let members rest, and whom such a rule believes. Knows the belief as a state, neither models nor engines.
+"""Whom a mixture of laws believes. Knows beliefs, neither rules nor engines.
 
 A rule that says a mixture of laws is, most of the time, nearly one of them: the others may read what was said later.
 
@@ -10,20 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .belief import Belief, BeliefState
-from .protocol import Rule
-
 SUREST = 3
 
 
-def lets_rest(rule: Rule) -> bool:
-    """Whether one member alone mostly says what the rule says, and the rule knows which."""
-    return isinstance(rule, Belief)
-
-
-def believed_members(state: BeliefState) -> tuple[Tensor, Tensor]:
-    """Name per row the member whose own law is likeliest, and tell how sure the rule is of it: 0 below a belief of .9,
+def believed_members(belief_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Name per row the member whose own law is likeliest, and tell how sure the belief (log) is of it: 0 below .9,
     1 below .99, and so on up to SUREST: [B] each."""
-    belief_B, member_B = state.belief_BL[:, :-1].max(-1)
+    belief_B, member_B = belief_BL[:, :-1].max(-1)
     doubt_B = -torch.expm1(belief_B.double())
     return member_B, (-doubt_B.clamp(10.0**-SUREST, 1).log10()).floor().long()

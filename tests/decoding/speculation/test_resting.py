@@ -21,7 +21,6 @@ from tessellm.decoding.speculation.member_drafts import BelievedDrafter, MemberD
 from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError
 from tessellm.rules import ComposedRule, Explanation
-from tessellm.rules.belief import BeliefState
 from tessellm.rules.resting import SUREST, believed_members
 
 from conftest import build_model, character_tokenizer
@@ -215,7 +214,6 @@ def test_captured_passes_run_over_all_rows_whoever_is_believed(observer: Any, mo
 
 def test_how_sure_the_rule_is() -> None:
     belief_BL = torch.tensor([[0.5, 0.2, 0.3], [0.05, 0.92, 0.03], [0.0005, 0.9994, 0.0001], [0.2, 0.1, 0.7]]).log()
-    nothing = torch.zeros(4)
-    member_B, sure_B = believed_members(BeliefState(nothing, nothing, belief_BL, nothing, nothing, nothing))
+    member_B, sure_B = believed_members(belief_BL)
     assert member_B.tolist() == [0, 1, 1, 0]
     assert sure_B.tolist() == [0, 1, 3, 0]

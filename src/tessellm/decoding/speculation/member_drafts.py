@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ...model import ComposedForCausalLM
 from ...rules import working_dtype
-from ...rules.resting import believed_members
 from ..members.groups import make_group
 from ..passes import Workspace, choose_tokens
 from ..requests import Request
@@ -117,7 +116,8 @@ class BelievedDrafter:
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
         """See whom the rule believes, per request."""
         rows = max(in_slot) + 1
-        found = believed_members(self.work.states.read(self.work.voice, slice(rows)))
+        voice = self.work.voice
+        found = voice.rule.believed_members(self.work.states.read(voice, slice(rows)))
         self._found_2S[:, :rows] = torch.stack(found)
         members, sure = steps.get(self._found_2S)
         self._believed.update({request: (members[slot], sure[slot]) for slot, request in in_slot.items()})

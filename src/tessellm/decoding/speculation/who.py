@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ...errors import EngineError, nearest
 from ...model import ComposedForCausalLM
-from ...rules.resting import lets_rest
 from ..members.stacking import shares_base
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
@@ -45,7 +44,7 @@ class Speculation:
         """Raise EngineError where the composition has no such member, or believes none."""
         if self.member and self.member not in model.members:
             raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
-        if self.by_belief and not lets_rest(model.rule.rule):
+        if self.by_belief and not model.rule.lets_members_rest:
             raise EngineError(
                 f"drafts by belief need the rule 'belief', which says whom it believes; this composition has "
                 f"{model.rule.name!r}. Compose with rule: belief, or let others draft"
@@ -80,5 +79,5 @@ def suggested(model: ComposedForCausalLM) -> Speculation:
     a row more through the base's weights, which takes less than reading it later."""
     base, *experts = (model.member(name) for name in model.members)
     apart = bool(experts) and not any(shares_base(expert, base) for expert in experts)
-    pays = apart and lets_rest(model.rule.rule) and model.device.type == "cpu"
+    pays = apart and model.rule.lets_members_rest and model.device.type == "cpu"
     return Speculation("belief") if pays else NOBODY

@@ -1,0 +1,26 @@
+"""Whether habits, and tokens of a template, are those of the members that a rule is to combine: they may come from a
+file that was edited, or from another composition. Knows numbers, no rule and no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LARGEST_HABIT = 1e6  # nats and their logarithms; beyond, sums are no numbers
+LONGEST_OPENING = 1 << 13  # tokens of a chat template before a prompt
+
+
+def check_habits(habits: Sequence[Sequence[float]], experts: int) -> None:
+    """Refuse habits of other experts."""
+    if len(habits) not in (0, experts):
+        raise ValueError(f"expected the habits of {experts} experts; got those of {len(habits)}")
+    if any(abs(number) > LARGEST_HABIT for expert in habits for number in expert):
+        raise ValueError(f"expected habits within ±{LARGEST_HABIT:g}")
+
+
+def check_template(opening: Sequence[int], turn: Sequence[int], vocab_size: int) -> None:
+    """Refuse an opening without end, and tokens that are not in the vocabulary."""
+    if len(opening) > LONGEST_OPENING:
+        raise ValueError(f"expected an opening of at most {LONGEST_OPENING} tokens; got {len(opening)}")
+    wrong = next((token for token in (*opening, *turn) if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"expected tokens from 0 to {vocab_size - 1} in its opening and turn; got {wrong}")
