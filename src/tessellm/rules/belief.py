@@ -171,8 +171,8 @@ class Belief(BaseRule):
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
         logp_BTV = mixture(rows, belief_BTL)
         why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
-        after = self._advance(rows, window_BTWF, belief_BTL, opening_BT, mask_BT, state)
-        return logp_BTV, after._replace(answering_B=answering_B), why
+        after = self._advance(rows, window_BTWF, belief_BTL, answering_B, opening_BT, mask_BT, state)
+        return logp_BTV, after, why
 
     def _start(self, logp_MBTV: Tensor) -> BeliefState:
         members, batch, _, vocabulary = logp_MBTV.shape
@@ -228,8 +228,8 @@ class Belief(BaseRule):
         return torch.stack(beliefs, 1), answering_B
 
     def _advance(
-        self, rows: Readings, window_BTWF: Tensor, belief_BTL: Tensor, opening_BT: Tensor, mask_BT: Tensor,
-        state: BeliefState,
+        self, rows: Readings, window_BTWF: Tensor, belief_BTL: Tensor, answering_B: Tensor, opening_BT: Tensor,
+        mask_BT: Tensor, state: BeliefState,
     ) -> BeliefState:  # fmt: skip
         """The state after the block: that of its last real row, or the old one where there is none."""
         last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
@@ -244,7 +244,7 @@ class Belief(BaseRule):
         pending, belief, opening, ring = (
             torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
         )
-        return BeliefState(pending, state.started_B | any_B, belief, state.answering_B, opening, ring)
+        return BeliefState(pending, state.started_B | any_B, belief, answering_B, opening, ring)
 
 
 def averages(window_BTWF: Tensor) -> Tensor:

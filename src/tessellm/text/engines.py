@@ -9,7 +9,7 @@ from ..decoding.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
 
-WORTH_COMPILING = 2_500  # steps; for fewer, compiling takes longer than it saves
+WORTH_COMPILING = 5_000  # steps; for fewer, compiling takes longer than it saves
 PLAIN: dict[str, tuple] = {  # what else a generation config may ask for, and the values that ask for nothing
     "repetition_penalty": (None, 1, 1.0),
     "no_repeat_ngram_size": (None, 0),

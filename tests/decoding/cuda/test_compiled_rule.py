@@ -19,6 +19,7 @@ from tessellm.decoding.passes import RuleRunner, combine, decide
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.rules import ComposedRule, Product
+from tessellm.rules.belief import Belief
 from tessellm.rules.evidence import Evidence
 
 from conftest import build_model, perturbed
@@ -56,7 +57,10 @@ def inputs(rows: int, tokens: int, seed: int, members: int = 3) -> tuple[list[An
 
 
 ENDS = ((1,), (1, 2), (1,))
+HABITS = ((0.1, 0.2, -1.0, 0.5, 0.3, 1.0, 0.5, 2.0, 1.0, 0.7), (0.3, 0.1, -2.0, 0.4, 0.2, 0.9, 0.6, 1.5, 1.1, 0.8))
 RULES = [
+    ComposedRule(Belief()),
+    ComposedRule(Belief(HABITS, opening=(0, 7), turn=(14, 21), span=4), (0.5, 1.0)),
     ComposedRule(Evidence(window=8), stops=ENDS, policy="owner"),
     ComposedRule(Product(), (0.5, 1.0), ENDS, "owner"),
     ComposedRule(Product(), (0.5, 2.0)),
@@ -130,6 +134,18 @@ def test_the_compilers_remarks_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> 
     compiled_rule._shared.cache_clear()
     monkeypatch.setattr(compiled_rule.torch, "compile", remarking)
     compiled_runner(Product()).decide(*inputs(2, 1, 0), None)
+    compiled_rule._shared.cache_clear()
+
+
+def test_whatever_the_compiler_fails_with_the_rule_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: Any) -> Any:
+        raise AssertionError
+
+    compiled_rule._shared.cache_clear()
+    monkeypatch.setattr(compiled_rule.torch, "compile", lambda function, **settings: failing)
+    given = inputs(2, 1, 0)
+    for _ in range(2):
+        close(compiled_runner(Product()).decide(*given, None), plain_runner(Product()).decide(*given, None))
     compiled_rule._shared.cache_clear()
 
 

@@ -75,7 +75,9 @@ class _Compiled:
             warnings.simplefilter("ignore")
             try:
                 return self.run(*given)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of any kind; one that is the rule's own comes again
                 log.warning("the rule %r runs uncompiled, which is slower: %s", self.rule.name, first_line(error))
                 self.run = self.plain
         return self.plain(*given)
