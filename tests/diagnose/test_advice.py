@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.diagnose import kept
 from tessellm.diagnose.advice import MOST, Symptoms, advise
 from tessellm.diagnose.changes import Change, Effect, likelihoods, other_ways
 from tessellm.diagnose.interference import Interference, Pair
@@ -114,6 +115,30 @@ def test_what_is_measured_is_what_the_changed_model_says(rule: str) -> None:
         logp_TV = other(trace.tokens).logits[0].detach().log_softmax(-1)
         logp_T = logp_TV[:-1].gather(-1, trace.tokens[0, 1:, None])[:, 0]
         assert found == pytest.approx(float(logp_T[trace.scored[0, 1:]].mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_texts_are_read_once_where_memory_allows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept of some batches, of all or of none leads to the same findings, to the last digit."""
+    model, block = composition("three", "other_three", rule="evidence"), 3 * 8 * 64
+    given, asked, said = [*GIVEN, "abc", {"prompt": "abcd", "text": "ef6gh"}], 0, []
+    read = model.member_logits
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        return read(*arguments)
+
+    monkeypatch.setattr(model, "member_logits", counted)
+    for most in (kept.MOST_BYTES, block * 4 * size, 0):
+        monkeypatch.setattr(kept.KeptRows.__init__, "__defaults__", (most,))
+        asked = 0
+        found = tessellm.diagnose(model, given, batch_size=size, max_new_tokens=2)
+        said.append((asked, found.to_json()))
+    (once, whole), (some, partly), (twice, none) = said
+    assert whole == partly == none
+    assert once < twice
+    assert once <= some <= twice
 
 
 @pytest.mark.parametrize("given", [GIVEN, prompts()], ids=["read", "written"])

@@ -115,6 +115,13 @@ def test_never_nan_and_always_a_distribution(seed, weights, zeros, dtype):
     torch.testing.assert_close(out_BV.exp().sum(-1), torch.ones(1, dtype=dtype), rtol=0, atol=1e-5)
 
 
+def test_an_expert_that_counts_once_is_itself_and_one_that_does_not_count_the_base():
+    logp_MBV = torch.randn(4, 3, 7, dtype=torch.float64).log_softmax(-1)
+    tilted = tilt(logp_MBV, [1.0, 0.0, 0.5])
+    assert torch.equal(tilted[:3], logp_MBV[[0, 1, 0]])
+    torch.testing.assert_close(tilted, tilt(logp_MBV, torch.tensor([1.0, 0.0, 0.5])), rtol=0, atol=1e-12)
+
+
 def test_tilting_then_composing_is_the_weighted_product():
     logp_MBV = random_logp(5, 4, 2, 9)
     weights = [0.7, -0.3, 1.5]

@@ -1,15 +1,17 @@
 """Other ways to compose the same members, and what each does to the texts of a diagnosis: measured, never guessed.
 
-Texts that were given are read once more, by all members once, and every other rule combines what they said. Texts that
-the composition wrote are written anew under each change, and judged by the score. Knows nothing of what to advise.
+Of texts that were given, every other rule combines what the members said when they were read; where that was not kept,
+all members read once more. Texts that the composition wrote are written anew under each change, and judged by the
+score. Knows nothing of what to advise.
 
 Shapes: M members, B texts of a batch, T time, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean
 
 import torch
@@ -19,10 +21,11 @@ from ..model import ComposedForCausalLM
 from ..model.habits import prepared
 from ..model.rows import slices
 from ..model.variants import with_rule
-from ..rules import RULES, ComposedRule
+from ..rules import RULES, ComposedRule, normalised
 from ..text.options import TextOptions
 from ..text.reference import left_padded
 from .interference import rows_of
+from .kept import KeptRows
 from .prompts import Example
 from .rates import percent
 from .reading import batches, traced
@@ -132,13 +135,16 @@ def measure(
     changes: Sequence[Change],
     options: TextOptions,
     batch_size: int,
+    kept: KeptRows,
 ) -> list[Effect]:
     """Measure changes on the texts that were given, or, where there are none, on those written anew."""
-    given = [number for number, example in enumerate(examples) if example.text is not None]
     if not changes:
         return []
-    if given:
-        return _read(model, [(number, traces[number]) for number in given], changes, batch_size)
+    if kept.batches:
+        numbered = zip(range(len(examples)), examples, traces, strict=True)
+        given = [(number, trace) for number, example, trace in numbered if example.text is not None]
+        sizes = [len(part) for part in batches(examples, batch_size) if part[0].text is not None]
+        return _read(model, given, changes, list(zip(sizes, kept.batches, strict=True)))
     before = tuple(chance_per_token(rows_of(traces)).tolist())
     found = []
     for change in changes[:MOST_WRITTEN]:
@@ -150,13 +156,16 @@ def measure(
 
 
 def _read(
-    model: ComposedForCausalLM, numbered: Sequence[tuple[int, Trace]], changes: Sequence[Change], batch_size: int
+    model: ComposedForCausalLM,
+    numbered: Sequence[tuple[int, Trace]],
+    changes: Sequence[Change],
+    kept: Sequence[tuple[int, Sequence[Tensor]]],
 ) -> list[Effect]:
+    """Measure changes on texts, in the batches in which they were read: per batch its size and what was kept of it."""
     rules = [_rule(model, change) for change in changes]
     before = tuple(float(trace["logprob"][0, :, -1][trace.scored[0]].mean()) for _, trace in numbered)
-    parts = []
-    for start in range(0, len(numbered), batch_size):
-        parts.append(likelihoods(model, [trace for _, trace in numbered[start : start + batch_size]], rules))
+    rest = iter(trace for _, trace in numbered)
+    parts = [likelihoods(model, list(islice(rest, size)), rules, blocks) for size, blocks in kept]
     after_CB = torch.cat(parts, 1)
     numbers = tuple(number for number, _ in numbered)
     return [
@@ -172,34 +181,42 @@ def _rule(model: ComposedForCausalLM, change: Change) -> ComposedRule:
 
 
 @torch.inference_mode()
-def likelihoods(model: ComposedForCausalLM, traces: Sequence[Trace], rules: Sequence[ComposedRule]) -> Tensor:
-    """Compute the mean log-probability of the scored tokens of each text under every rule: [rules, B]."""
+def likelihoods(
+    model: ComposedForCausalLM, traces: Sequence[Trace], rules: Sequence[ComposedRule], kept: Sequence[Tensor] = ()
+) -> Tensor:
+    """Compute the mean log-probability of the scored tokens of each text under every rule: [rules, B]. `kept` are the
+    members' log-probabilities, if they are at hand; else all members read the texts."""
     ids_BT, mask_BT = left_padded([trace.tokens[0].tolist() for trace in traces], model)
     scored_BT, _ = left_padded([trace.scored[0].long().tolist() for trace in traces], model)
     scored_BT = scored_BT * mask_BT
-    position_BT = (mask_BT.cumsum(1) - 1).clamp_min(0)
-    cache, states = model.new_cache(), [None for _ in rules]
+    start, states = 0, [None for _ in rules]
     total_CB = torch.zeros(len(rules), len(traces), dtype=torch.float64)
-    for start, stop in slices(ids_BT.shape[1] - 1, len(model.members) * len(traces) * model.config.vocab_size):
-        tokens_BT = ids_BT[:, start:stop]
-        output = model(
-            tokens_BT,
-            attention_mask=mask_BT[:, :stop],
-            position_ids=position_BT[:, start:stop],
-            past_key_values=cache,
-            output_member_logprobs=True,
-        )
+    for logp_MBTV in kept or _read_again(model, ids_BT, mask_BT):
+        stop = start + logp_MBTV.shape[2]
         next_BT1, counted_BT = ids_BT[:, start + 1 : stop + 1, None], scored_BT[:, start + 1 : stop + 1].bool()
         for number, rule in enumerate(rules):
             if not rule.window:  # it needs none but the rows that are asked about
-                total_CB[number] += _without_state(rule, output.member_logprobs, next_BT1[..., 0], counted_BT)
+                total_CB[number] += _without_state(rule, logp_MBTV, next_BT1[..., 0], counted_BT)
                 continue
-            logp_BTV, states[number] = rule(
-                output.member_logprobs, tokens_BT, mask_BT[:, start:stop].bool(), states[number]
-            )
+            fed = ids_BT[:, start:stop], mask_BT[:, start:stop].bool()
+            logp_BTV, states[number] = rule(logp_MBTV, *fed, states[number])
             logp_BT = logp_BTV.gather(-1, next_BT1)[..., 0].double().masked_fill(~counted_BT, 0.0)
             total_CB[number] += logp_BT.sum(1).cpu()
+        start = stop
     return total_CB / scored_BT.sum(1).cpu()
+
+
+def _read_again(model: ComposedForCausalLM, ids_BT: Tensor, mask_BT: Tensor) -> Iterator[Tensor]:
+    """Let all members read texts, and yield what they say of all tokens but the first, block by block."""
+    position_BT, caches = (mask_BT.cumsum(1) - 1).clamp_min(0), model.new_cache().caches
+    for start, stop in slices(ids_BT.shape[1] - 1, len(model.members) * len(ids_BT) * model.config.vocab_size):
+        inputs = {"attention_mask": mask_BT[:, :stop], "position_ids": position_BT[:, start:stop]}
+        yield normalised(
+            [
+                model.member_logits(name, ids_BT[:, start:stop], cache, 0, inputs)
+                for name, cache in zip(model.members, caches, strict=True)
+            ]
+        )
 
 
 def _without_state(rule: ComposedRule, logp_MBTV: Tensor, next_BT: Tensor, counted_BT: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from .advice import Advice, Symptoms, advise, doubtful, serious
 from .certificate import Certificate, certificate
 from .changes import Change, Effect, measure, other_ways
 from .interference import Interference, interference, rows_of
+from .kept import KeptRows
 from .prompts import Example, as_example, check_examples, without_repeats
 from .rates import Rate, average
 from .reading import batches, traced
@@ -94,8 +95,9 @@ def diagnose(
     examples, skipped = check_examples(model, different, options, skip_malformed)
     torch.manual_seed(options.seed)
     traces: list[Trace] = []
+    kept = KeptRows(model.device)
     for part in batches(examples, batch_size):
-        traces += traced(model, part, options)
+        traces += traced(model, part, options, kept)
         if progress is not None:
             progress(len(traces), len(examples))
     return conclude(
@@ -103,7 +105,7 @@ def diagnose(
         examples,
         traces,
         [*repeated, *skipped],
-        lambda changes: measure(model, examples, traces, changes, options, batch_size),
+        lambda changes: measure(model, examples, traces, changes, options, batch_size, kept),
     )
 
 

@@ -10,6 +10,7 @@ from ..model import ComposedForCausalLM
 from ..text.options import TextOptions
 from ..text.prompts import encode_examples, encode_prompt
 from ..text.reference import left_padded, settings_of
+from .kept import KeptRows
 from .prompts import Example
 from .trace import Trace, trace, trace_generation
 
@@ -25,8 +26,11 @@ def batches(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
     yield part
 
 
-def traced(model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions) -> list[Trace]:
-    """One trace a text, without padding; the prompt's tokens are there but not scored."""
+def traced(
+    model: ComposedForCausalLM, examples: Sequence[Example], options: TextOptions, kept: KeptRows | None = None
+) -> list[Trace]:
+    """One trace per text, without padding; the prompt's tokens are there but not scored. What members say of texts that
+    are read as they are is kept in `kept`."""
     if examples[0].text is None:
         rows = [encode_prompt(model, example.prompt, "the prompt", options.chat) for example in examples]
         starts = [len(row) for row in rows]
@@ -37,6 +41,6 @@ def traced(model: ComposedForCausalLM, examples: Sequence[Example], options: Tex
         encoded = encode_examples(model, [(example.prompt, example.text or "") for example in examples], options.chat)
         starts = [start for _, start in encoded]
         ids_BT, mask_BT = left_padded([row for row, _ in encoded], model)
-        written = trace(model, ids_BT, mask_BT)
+        written = trace(model, ids_BT, mask_BT, also=kept and kept.begin())
         mask_BT = mask_BT.bool().cpu()
     return [written.text(number, mask_BT[number], start) for number, start in enumerate(starts)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import MemberError, PromptError, require
 from ..model import ComposedForCausalLM
+from ..model.cache import Observer
 from ..model.rows import slices
 from .recorder import Recorder
 
@@ -150,9 +151,15 @@ def finite(value: Any) -> Any:
 
 
 @torch.inference_mode()
-def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor | None = None, start: int = 1) -> Trace:
+def trace(
+    model: ComposedForCausalLM,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    start: int = 1,
+    also: Observer | None = None,
+) -> Trace:
     """Trace given texts [B, T] (or one, [T]); padded on either side where the mask says so. Tokens before `start`, such
-    as a prompt's, are read and not scored.
+    as a prompt's, are read and not scored. `also` sees what the trace is made of.
 
     Texts are read some positions at a time, so that log-probabilities of no more than those are ever held.
     """
@@ -175,7 +182,7 @@ def trace(model: ComposedForCausalLM, input_ids: Tensor, attention_mask: Tensor 
 
     if start > 1:
         feed(0, start - 1, keep=1)
-    cache.observer = recorder
+    cache.observer = recorder if also is None else _both(recorder, also)
     elements = len(model.members) * len(ids_BT) * model.config.vocab_size
     for begin, end in slices(length - start, elements):
         feed(start - 1 + begin, start - 1 + end)
@@ -212,6 +219,14 @@ def generated(model: ComposedForCausalLM, recorder: Recorder, output_BT: Tensor,
     ended_BT = torch.isin(output_BT[:, prompt:], ends_E).cumsum(1).bool()
     scored_BT = torch.nn.functional.pad(~torch.nn.functional.pad(ended_BT, (1, -1)), (prompt, 0))
     return _made(model, output_BT, scored_BT, padded)
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(*seen: Any) -> None:
+        first(*seen)
+        second(*seen)
+
+    return observe
 
 
 def _first_column(each: Tensor, columns: int) -> list[int]:

@@ -63,10 +63,17 @@ def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
 
 def tilt(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor) -> Tensor:
     """Put p_i^(w) ∝ p_b^(1−w_i) p_i^(w_i) in the place of every expert: what a weight means to every other rule."""
-    dtype, weight_K = working_dtype(logp_MBV), _on_device(weights_K, logp_MBV)
-    pairs = zip(logp_MBV[1:].to(dtype), weight_K.unbind(), strict=True)
-    base_BV = logp_MBV[0].to(dtype)
-    return torch.stack([base_BV, *(product(torch.stack([base_BV, p]), w[None]) for p, w in pairs)])
+    base_BV, *experts = logp_MBV.to(working_dtype(logp_MBV))
+    weights: Sequence[float] | Sequence[Tensor] = weights_K.unbind() if isinstance(weights_K, Tensor) else weights_K
+    return torch.stack([base_BV, *(_tilted(base_BV, p, w) for p, w in zip(experts, weights, strict=True))])
+
+
+def _tilted(base_BV: Tensor, logp_BV: Tensor, weight: float | Tensor) -> Tensor:
+    if isinstance(weight, Tensor):  # gradients follow it
+        return product(torch.stack([base_BV, logp_BV]), weight[None])
+    if weight in (0, 1):
+        return logp_BV if weight else base_BV
+    return product(torch.stack([base_BV, logp_BV]), [weight])
 
 
 def working_dtype(logp: Tensor) -> torch.dtype:
