@@ -64,7 +64,7 @@ def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
 def tilt(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor) -> Tensor:
     """Put p_i^(w) ∝ p_b^(1−w_i) p_i^(w_i) in the place of every expert: what a weight means to every other rule."""
     base_BV, *experts = logp_MBV.to(working_dtype(logp_MBV))
-    weights: Sequence[float] | Sequence[Tensor] = weights_K.unbind() if isinstance(weights_K, Tensor) else weights_K
+    weights: list[float | Tensor] = [*(weights_K.unbind() if isinstance(weights_K, Tensor) else weights_K)]
     return torch.stack([base_BV, *(_tilted(base_BV, p, w) for p, w in zip(experts, weights, strict=True))])
 
 
