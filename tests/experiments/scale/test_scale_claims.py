@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tessellm.experiments.lab.correlation import correlation
-from tessellm.experiments.scale import experiment
+from tessellm.experiments.scale import bent, experiment
+from tessellm.experiments.scale.encodings import BENT
+from tessellm.experiments.scale.networks import Mlp
 
-from scale_cases import drawn
+from scale_cases import drawn, toys
 
 
 def test_the_correlation_leaves_out_runs_that_were_trained_longer() -> None:
@@ -26,6 +30,28 @@ def test_the_correlation_leaves_out_runs_that_were_trained_longer() -> None:
     assert not claims["correlation"].holds  # too few
     assert claims["correlation-all"].value < 0
     assert "over 6 runs" in claims["correlation-all"].statement
+
+
+def test_bent_codes_are_trained_as_long_as_the_others_and_judged_like_them() -> None:
+    stack = bent.stack_of("full", 3)
+    assert (stack.steps, stack.network) == (300_000, Mlp())
+    assert [(run.encoding, run.seed) for run in stack.runs] == [("identity", 3), *((name, 3) for name in BENT)]
+    rows = [
+        {"encoding": name, "steps": 9, "held_out": {"score": reached}, "decode_input": {"held_out": 0.5}}
+        for name, reached in zip(("identity", *BENT), (0.99, 0.95, 0.1), strict=True)
+    ]
+    claims = bent.claims_of(rows, full=True)
+    assert [claim.holds for claim in claims] == [None, True, None, True, None, False]
+    assert all(claim.target is None for claim in bent.claims_of(rows, full=False))
+
+
+def test_the_program_of_bent_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bent, "stacks", toys)
+    given = ["--out", str(tmp_path), "--size", "cpu"]
+    assert bent.main(given) == 0
+    found = json.loads((tmp_path / "scale-bent.json").read_text())
+    assert [row["encoding"] for row in found["tables"]["runs"]] == ["identity", *BENT]
+    assert bent.main([*given[:2], "--size", "full"]) == (0 if torch.cuda.is_available() else 2)
 
 
 def test_correlations_are_known_ones() -> None:

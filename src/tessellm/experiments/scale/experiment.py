@@ -24,11 +24,12 @@ from .stacks import stacks
 from .stages import train_stacks
 
 Row = dict[str, Any]
+Log = Callable[[str], None]
 MINUTES = 9.0
 LEARNED = {"identity": 0.95, "orthogonal": 0.95, "language": 0.95, "invertible": 0.90, "interval_shuffle": 0.90}
 
 
-def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print, minutes: float = MINUTES) -> Result:
+def run(seed: int, out: Path, size: str, log: Log = print, minutes: float = MINUTES) -> Result:
     """Train what is not trained yet, then write `scale.json` and `scale.png`."""
     full = size == "full"
     folder = out / "scale-state" if full else out / ".scale-state"
