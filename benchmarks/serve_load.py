@@ -29,6 +29,7 @@ from reference_overhead import RESULTS
 from serve_latency import resident_mib
 from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
 from tessellm.model.usual import PROMPTS
+from tessellm.serve.freed_memory import EVERY
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from servers import Running, serving
@@ -164,6 +165,13 @@ async def drain(running: Running, model: str, seen: Seen) -> dict[str, Any]:
     return {"slots_used": used, "seconds": round(time.monotonic() - began, 1), "exit_code": code}
 
 
+def idle_mib(running: Running) -> float:
+    """The server's memory once it has nothing to do, and has had the time to give back what it does not use."""
+    running.wait_until_idle(900)
+    time.sleep(2 * EVERY)
+    return resident_mib(running.process.pid)
+
+
 def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
     with serving(folder, home / "log.txt", *OPTIONS) as running:
         model = running.get("/v1/models").json()["data"][0]["id"]
@@ -176,11 +184,9 @@ def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
         alone = asyncio.run(one_by_one())
         warm = Seen()
         asyncio.run(load(running, model, 10.0, warm, 0))  # what is allocated once, for batches
-        running.wait_until_idle()
-        before, seen = resident_mib(running.process.pid), Seen()
+        before, seen = idle_mib(running), Seen()
         asyncio.run(load(running, model, seconds, seen, ODD))
-        running.wait_until_idle(900)
-        after, ended = resident_mib(running.process.pid), Seen()
+        after, ended = idle_mib(running), Seen()
         drained = asyncio.run(drain(running, model, ended))
     tail = (home / "log.txt").read_text(errors="replace")
     return {

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from .. import __version__
 from .answers import ChatCompletion, Completion, Health, Model, Models
 from .connections import EventStream, unless_gone
+from .freed_memory import give_back_regularly
 from .guard import PAGE, Guard
 from .malformed import malformed
 from .refusals import ErrorResponse, Refusal
@@ -58,7 +59,9 @@ def make_app(service: Service) -> Guard:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.scheduler.start(asyncio.get_running_loop())
+        tidying = asyncio.create_task(give_back_regularly(service.metrics.responses.total))
         yield
+        tidying.cancel()
         service.scheduler.stop()
 
     api = FastAPI(
