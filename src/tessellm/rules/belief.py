@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from .fitting import check_habits, check_template
 from .protocol import Explanation
 from .resting import believed_members
 from .rows import in_blocks, last_real, windows
+from .template import constant, match_opening, match_turn
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
@@ -160,13 +161,13 @@ class Belief(BaseRule):
         mask_BT = mask_BT.bool()
         state = self._start(logp_MBTV) if state is None else state
         rows = read_rows(logp_MBTV)
-        opening_BT, inside_BT = self._match_opening(tokens_BT, mask_BT, state.opening_B)
+        opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
         counts_BT1 = (~inside_BT)[..., None].to(logp_MBTV.dtype)
         averaged_BTF = rows.averaged_BTKA.flatten(2) * counts_BT1
         new_BTF = torch.cat([averaged_BTF, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
-        turn_BT = self._match_turn(window_BTWF[..., -1]) & mask_BT
+        turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
         logp_BTV = mixture(rows, belief_BTL)
@@ -187,30 +188,14 @@ class Belief(BaseRule):
             logp_MBTV.new_zeros(batch, self.span, AVERAGED * (members - 1) + 2),
         )
 
-    def _match_opening(self, tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor) -> tuple[Tensor, Tensor]:
-        """How many tokens of the opening were read after each position (−1: something else was), and where one was."""
-        if not self.opening:
-            return torch.full_like(tokens_BT, -1), torch.zeros_like(mask_BT)
-        opening_O = _constant(self.opening, tokens_BT)
-        place_BT = before_B.clamp_min(0)[:, None] + mask_BT.cumsum(1) - 1
-        fits_BT = (place_BT < len(self.opening)) & (tokens_BT == opening_O[place_BT.clamp(0, len(self.opening) - 1)])
-        broken_BT = ((mask_BT & ~fits_BT).cumsum(1) > 0) | (before_B < 0)[:, None]
-        return torch.where(broken_BT, -1, place_BT + 1), mask_BT & ~broken_BT
-
     def scores(self, number_BTKN: Tensor) -> Tensor:
         """How far each expert acts beyond its habits: [B, T, K]; zero where habits are not known."""
         if not self.habits:
             return torch.zeros_like(number_BTKN[..., 0])
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
-        mean_KN, deviation_KN = _constant(self.habits, number_BTKN).split(NUMBERS, -1)
+        mean_KN, deviation_KN = constant(self.habits, number_BTKN).split(NUMBERS, -1)
         return ((number_BTKN - mean_KN) / deviation_KN).clamp(-FAR, FAR).sum(-1)
-
-    def _match_turn(self, token_BTW: Tensor) -> Tensor:
-        """Where the last tokens are those behind which an answer begins: [B, T]."""
-        if not self.calibrated:
-            return torch.zeros_like(token_BTW[..., 0], dtype=torch.bool)
-        return (token_BTW[..., -len(self.turn) :] == _constant(self.turn, token_BTW)).all(-1)
 
     def _believe(
         self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
@@ -295,12 +280,3 @@ def explanation(belief_BTL: Tensor, score_BTK: Tensor, log_z_BT: Tensor) -> Expl
     member_BTM = member_BTM + torch.nn.functional.pad(equation_BT1.expand_as(score_BTK) / experts, (1, 0))
     owner_BT = member_BTM.argmax(-1)
     return Explanation(member_BTM, owner_BT, log_z_BT, {"law_BTL": law_BTL, "score_BTK": score_BTK})
-
-
-def _constant(numbers: Any, like: Tensor) -> Tensor:
-    """Numbers as a tensor, made where `like` is: not copied there from the host, which a CUDA graph does not allow."""
-    if like.device.type == "cpu":
-        return torch.tensor(numbers, dtype=like.dtype)
-    if isinstance(numbers[0], Sequence):
-        return torch.stack([_constant(row, like) for row in numbers])
-    return torch.cat([like.new_full((1,), number) for number in numbers])

@@ -1,0 +1,42 @@
+"""Where a chat template's prompts open and its answers begin, by the tokens read. Knows token ids; no rule, no
+tokenizer.
+
+Shapes: B batch, T time, W window, O tokens of the opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def match_opening(
+    opening: Sequence[int], tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How many tokens of the opening were read after each position (−1: something else was), and where one was."""
+    if not opening:
+        return torch.full_like(tokens_BT, -1), torch.zeros_like(mask_BT)
+    opening_O = constant(opening, tokens_BT)
+    place_BT = before_B.clamp_min(0)[:, None] + mask_BT.cumsum(1) - 1
+    fits_BT = (place_BT < len(opening)) & (tokens_BT == opening_O[place_BT.clamp(0, len(opening) - 1)])
+    broken_BT = ((mask_BT & ~fits_BT).cumsum(1) > 0) | (before_B < 0)[:, None]
+    return torch.where(broken_BT, -1, place_BT + 1), mask_BT & ~broken_BT
+
+
+def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
+    """Where the last tokens of the window are those behind which an answer begins: [B, T]; nowhere without any."""
+    if not turn:
+        return torch.zeros_like(token_BTW[..., 0], dtype=torch.bool)
+    return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
+
+
+def constant(numbers: Any, like: Tensor) -> Tensor:
+    """Numbers as a tensor, made where `like` is: not copied there from the host, which a CUDA graph does not allow."""
+    if like.device.type == "cpu":
+        return torch.tensor(numbers, dtype=like.dtype)
+    if isinstance(numbers[0], Sequence):
+        return torch.stack([constant(row, like) for row in numbers])
+    return torch.cat([like.new_full((1,), number) for number in numbers])
