@@ -3,6 +3,7 @@
 tiny_tokenizer          64 tokens, one a character; no beginning-of-text token is added
 make_model(arch, seed)  gpt2, llama, gemma2 or qwen2 with two layers, random weights
 fine_tune(model, seed)  a copy whose weights moved a little
+chatting                a base and two experts (full) whose tokenizer has a chat template, as `compose` takes them
 members_dir             base, math, coding (full), lora_math, lora_coding (adapters of base), each a folder
 browser                 Chromium, for tests marked so
 composed, server, client   a tiny composition, a process that serves it, the official client
@@ -264,3 +265,14 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Sources of a base and two experts whose tokenizer has a chat template."""
+    folder, base = tmp_path_factory.mktemp("chatting"), build_model(max_position_embeddings=512)
+    tokenizer = character_tokenizer()
+    save_member(base, folder / "base", tokenizer)
+    for seed, name in enumerate(("one", "two")):
+        save_member(perturbed(base, seed + 1), folder / name, tokenizer)
+    return {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("one", "two")}}

@@ -15,7 +15,8 @@ from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
-from .rules import DEFAULT, RULES, ComposedRule, Rule, RuleLike, default_termination
+from .model.habits import is_unread
+from .rules import DEFAULT, RULES, ComposedRule, Product, Rule, RuleLike, default_termination
 from .rules.belief import Belief
 from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
@@ -35,9 +36,10 @@ def compose(
     """Compose language models that share a base into one model.
 
     A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
-    `source` and any of `weight`, `revision`, `dtype`, `device`, `quantization`, `any_base`. `rule` is a name, a mapping
-    with `name` and parameters, or a rule object; by default `belief` for several experts of a chat model, which read
-    some dozens of prompts first, else `evidence`. `weights` maps experts to numbers, 1 where not given. `termination`
+    `source` and any of `weight`, `style`, `revision`, `dtype`, `device`, `quantization`, `any_base`. With `style: True`
+    an expert is heard in every answer, whoever else answers. `rule` is a name, a mapping with `name` and parameters, or
+    a rule object; by default `belief` for several experts of a chat model, which read some dozens of prompts first, and
+    for experts with a style, else `evidence`. `weights` maps experts to numbers, 1 where not given. `termination`
     says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
     placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
     given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
@@ -45,11 +47,13 @@ def compose(
     """
     specs = member_specs(base, experts, weights, device_map)
     entry = rule_entry(rule)  # what is wrong with it should show before anything is loaded
+    if any(spec.style for spec in specs.values()):
+        rule = entry = styled_entry(entry, specs)
     if termination is not None:
         check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, rule, termination)
-    if entry in ({"name": Belief.name}, {"name": DEFAULT}):
+    if is_unread(entry):
         model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
     return model
 
@@ -182,6 +186,22 @@ def rule_entry(rule: RuleLike) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise RecipeError(f"the rule {name!r} cannot be made: {error}") from error
     return dict(rule)
+
+
+def styled_entry(entry: dict[str, Any], specs: Mapping[str, MemberSpec]) -> dict[str, Any]:
+    """A rule's entry with the styles that members were declared to be. Styles of the base alone are Eq. 2."""
+    styles = [number for number, spec in enumerate(specs.values()) if spec.style]
+    if 0 in styles:
+        raise MemberError("member 'base' cannot be a style: a style is an expert that all others are heard in")
+    name = entry["name"]
+    if name not in (DEFAULT, Belief.name, Product.name):
+        raise RecipeError(
+            f"the rule {name!r} knows no styles, and {list(specs)[styles[0]]!r} is declared one. Use the rule belief, "
+            "product, which hears every expert everywhere, or leave out `style`"
+        )
+    if name == Product.name or len(styles) == len(specs) - 1:
+        return {"name": Product.name}
+    return {**entry, "name": Belief.name, "styles": styles}
 
 
 def _described(rule: Rule) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """How experts act on usual prompts: what is measured, where there is nothing to measure, and what is saved of it."""
 
-from typing import Any
-
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -14,16 +11,6 @@ from tessellm.model.usual import PROMPTS
 from tessellm.rules.belief import Belief
 
 from conftest import build_model, character_tokenizer, perturbed, save_member
-
-
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, base = tmp_path_factory.mktemp("chatting"), build_model(max_position_embeddings=512)
-    tokenizer = character_tokenizer()
-    save_member(base, folder / "base", tokenizer)
-    for seed, name in enumerate(("one", "two")):
-        save_member(perturbed(base, seed + 1), folder / name, tokenizer)
-    return {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("one", "two")}}
 
 
 def test_composing_by_belief_measures_habits_and_saves_them(chatting, tmp_path):

@@ -43,6 +43,19 @@ def laws(logp: Tensor) -> list[Tensor]:
     return [*logp, product(logp)]
 
 
+def check_chunks(rule: Belief, logp: Tensor, tokens: Tensor, cuts: set[int]) -> None:
+    """Read a text in chunks; what is said and the state are those of reading it at once."""
+    (whole, last, _), (batch, steps) = explain(rule, logp, tokens), tokens.shape
+    state, parts = None, []
+    for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), steps], strict=True):
+        mask = torch.ones(batch, end - begin, dtype=torch.bool)
+        out, state = rule(logp[:, :, begin:end], tokens[:, begin:end], mask, state)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    for one, other in zip(state, last, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @settings(max_examples=40, deadline=None)
 @given(experts=st.integers(1, 6), seed=st.integers(0, 10**6), spread=st.floats(0.1, 10), steps=st.integers(2, 40))
 def test_no_law_is_better_by_more_than_its_prior(experts, seed, spread, steps):
@@ -90,15 +103,7 @@ def test_chunks_agree_with_the_whole(members, cuts, seed):
         random_logp(members, 2, 30, 7, seed=seed),
         random_tokens(2, 30, 7, seed),
     )
-    whole, last, _ = explain(rule, logp, tokens)
-    state, parts = None, []
-    for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), 30], strict=True):
-        mask = torch.ones(2, end - begin, dtype=torch.bool)
-        out, state = rule(logp[:, :, begin:end], tokens[:, begin:end], mask, state)
-        parts.append(out)
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
-    for one, other in zip(state, last, strict=True):
-        torch.testing.assert_close(one, other)
+    check_chunks(rule, logp, tokens, cuts)
 
 
 def test_long_texts_in_blocks_agree_with_token_by_token():

@@ -35,11 +35,12 @@ def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
 
 def _member_row(model: ComposedForCausalLM, number: int) -> dict[str, Any]:
     entry = model.config.members[number]
+    style = ", style" if number in model.config.rule.get("styles", ()) else ""
     member: Any = model.members[entry["name"]]
     upto = list(model.members.values())[: number + 1]
     return {
         "name": entry["name"],
-        "kind": entry["kind"],
+        "kind": entry["kind"] + style,
         "weight": f"{entry['weight']:g}" if number else "",
         "architecture": type(member).__name__.removesuffix("ForCausalLM").removesuffix("LMHeadModel"),
         "parameters": _own_parameters(model, member) if entry["kind"] == "adapter" else member.num_parameters(),

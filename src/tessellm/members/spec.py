@@ -48,6 +48,7 @@ EXPECTED = {  # by key, for messages
     "weight": "a finite number",
     "device": "a device, such as cpu or cuda:1",
     "any_base": "true or false",
+    "style": "true or false",
 }
 
 
@@ -63,6 +64,7 @@ class MemberSpec:
     device: Text | Annotated[int, Strict()] | dict | None = None
     quantization: Text | None = None
     any_base: Annotated[bool, Strict()] = False  # take an adapter although its config names another base
+    style: Annotated[bool, Strict()] = False  # an expert that is heard in every answer
 
     def __post_init__(self) -> None:
         if isinstance(self.weight, bool) or not isinstance(self.weight, Real) or not abs(self.weight) <= LARGEST_WEIGHT:

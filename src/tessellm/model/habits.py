@@ -31,15 +31,23 @@ SMALLEST = 1e-2  # deviation: an expert that always does the same is not told fr
 
 
 def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> RuleLike:
-    """Any rule as it was given, but `belief` by its name alone with the habits of the model's experts, and the default
-    as it suits the model."""
-    name = rule["name"] if isinstance(rule, Mapping) and set(rule) == {"name"} else rule
-    if name not in (DEFAULT, Belief.name) or len(weights) != len(model.members) - 1:
+    """Any rule as it was given, but `belief` by its name, or with styles alone, with the habits of the model's other
+    experts, and the default as it suits the model."""
+    given: Any = {"name": rule} if isinstance(rule, str) else rule
+    if not isinstance(given, Mapping) or not is_unread(given) or len(weights) != len(model.members) - 1:
         return rule
+    name, styles = given["name"], given.get("styles", ())
     if name == DEFAULT and len(weights) == 1:
         return WITHOUT_CHAT  # by which one expert speaks for itself
-    found = calibrated(model, Belief(), weights)
+    if any(style > len(weights) for style in styles) or len(styles) >= len(weights):
+        return rule  # which is refused
+    found = calibrated(model, Belief(styles=styles), weights)
     return WITHOUT_CHAT if name == DEFAULT and not found.calibrated else found
+
+
+def is_unread(entry: Mapping[str, Any]) -> bool:
+    """Tell whether a rule's entry leaves it to the model to read the experts' habits."""
+    return entry.get("name") in (DEFAULT, Belief.name) and set(entry) <= {"name", "styles"}
 
 
 def default_rule(model: ComposedForCausalLM) -> str:
@@ -113,14 +121,16 @@ def _numbers(
     call: Any = model
     opening = torch.tensor([rule.opening], device=model.device)
     opened = call(opening, use_cache=True).past_key_values if rule.opening else None
-    numbers = len(model.members) * model.config.vocab_size
+    own = [name for number, name in enumerate(model.members) if number not in rule.styles]
+    weights = [weight for number, weight in enumerate(weights, 1) if number not in rule.styles]
+    numbers = len(own) * model.config.vocab_size
     for batch in _batches([prompt[len(rule.opening) :] for prompt in prompts], numbers):
         length_P = torch.tensor([len(prompt) for prompt in batch], device=model.device)
         longest = int(length_P.max())
         input_ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in batch], device=model.device)
         caches = _repeated(opened, len(batch)) if opened else [None] * len(model.members)
-        heard = zip(model.members, caches, strict=True)
-        logp_MPTV = normalised([model.member_logits(name, input_ids, cache, 0, {}) for name, cache in heard])
+        cache_of = dict(zip(model.members, caches, strict=True))
+        logp_MPTV = normalised([model.member_logits(name, input_ids, cache_of[name], 0, {}) for name in own])
         found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
         behind_PT = length_P[:, None] - torch.arange(longest, device=model.device)
         counts_PT = ((behind_PT >= 1) & (behind_PT <= rule.span)).to(found.averaged_BTKA.dtype)

@@ -31,8 +31,9 @@ from .base import BaseRule
 from .equation import LOG_FLOOR, normalise, product_scores, working_dtype
 from .fitting import check_habits, check_template
 from .protocol import Explanation
-from .resting import believed_members
+from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
+from .styles import apart, check_some_speak, checked_styles, in_styles, with_styles
 from .template import constant, match_opening, match_turn
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
@@ -89,6 +90,15 @@ def read_rows(logp_MBTV: Tensor) -> Readings:
     return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
 
 
+def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings:
+    """The same laws, said in the styles. Numbers stay those of the experts themselves: who should answer is asked
+    without the styles."""
+    own_MBTV = in_styles(*apart(logp_MBTV, styles))
+    score_BTV = product_scores(logp_MBTV)
+    equation_BTV, log_z_BT = normalise(score_BTV, fallback=logp_MBTV[0]), score_BTV.logsumexp(-1)
+    return Readings(own_MBTV, own_MBTV.exp(), equation_BTV, log_z_BT, rows.averaged_BTKA, rows.now_BTKN)
+
+
 def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
     """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it."""
     member_BTM, equation_BT1 = belief_BTL.exp().split([belief_BTL.shape[-1] - 1, 1], -1)
@@ -101,15 +111,16 @@ def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
 class Belief(BaseRule):
     """The rule object. `habits`: per expert the means, then the deviations, of its numbers on prompts of all kinds.
     `opening`: the token ids with which every prompt opens, which tell nothing; `turn`: those behind which an answer
-    begins. All three come from `model.habits`; none of them is needed."""
+    begins. All three come from `model.habits`; none of them is needed. `styles`: the numbers of experts that are
+    styles (styles.py); habits are those of the others."""
 
     habits: Sequence[Sequence[float]] = ()
     opening: Sequence[int] = ()
     turn: Sequence[int] = ()
     span: int = 128
+    styles: Sequence[int] = ()
     name: str = "belief"
     tells = frozenset({"law_BTL", "score_BTK"})
-    lets_members_rest = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.span, int) or isinstance(self.span, bool) or not 1 <= self.span <= LONGEST:
@@ -122,6 +133,7 @@ class Belief(BaseRule):
         if len(self.turn) > self.span:
             raise ValueError(f"turn must fit into the span of {self.span}; it has {len(self.turn)} tokens")
         object.__setattr__(self, "habits", habits)
+        object.__setattr__(self, "styles", checked_styles(self.styles))
         for key in ("opening", "turn"):
             object.__setattr__(self, key, tuple(int(token) for token in getattr(self, key)))
 
@@ -131,8 +143,14 @@ class Belief(BaseRule):
         return self.span + len(self.opening)
 
     def check_fit(self, experts: int, vocab_size: int) -> None:
-        check_habits(self.habits, experts)
+        check_some_speak(self.styles, experts)
+        check_habits(self.habits, experts - len(self.styles))
         check_template(self.opening, self.turn, vocab_size)
+
+    @property
+    def lets_members_rest(self) -> bool:
+        """Not where styles are heard in all that is said."""
+        return not self.styles
 
     def believed_members(self, state: BeliefState) -> tuple[Tensor, Tensor]:
         return believed_members(state.belief_BL)
@@ -159,8 +177,10 @@ class Belief(BaseRule):
     ) -> tuple[Tensor, BeliefState, Explanation]:
         logp_MBTV = logp_MBTV.to(working_dtype(logp_MBTV))
         mask_BT = mask_BT.bool()
-        state = self._start(logp_MBTV) if state is None else state
-        rows = read_rows(logp_MBTV)
+        plain = rows = read_rows(apart(logp_MBTV, self.styles)[0] if self.styles else logp_MBTV)
+        state = self._start(rows.logp_MBTV) if state is None else state
+        if self.styles:
+            rows = styled(plain, logp_MBTV, self.styles)
         opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
         counts_BT1 = (~inside_BT)[..., None].to(logp_MBTV.dtype)
         averaged_BTF = rows.averaged_BTKA.flatten(2) * counts_BT1
@@ -172,6 +192,8 @@ class Belief(BaseRule):
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
         logp_BTV = mixture(rows, belief_BTL)
         why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
+        if self.styles:
+            why = with_styles(why, self.styles, mixture(plain, belief_BTL), logp_BTV)
         after = self._advance(rows, window_BTWF, belief_BTL, answering_B, opening_BT, mask_BT, state)
         return logp_BTV, after, why
 
@@ -266,17 +288,3 @@ def observe(rows: Readings, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefSta
     inside_BT = last_BT >= 0
     said_BTL = torch.where(inside_BT[..., None], within_BTL, pending_BTL)
     return said_BTL.clamp_min(LOG_FLOOR), mask_BT & (inside_BT | state.started_B[:, None])
-
-
-def explanation(belief_BTL: Tensor, score_BTK: Tensor, log_z_BT: Tensor) -> Explanation:
-    """Why each row came out as it did. In `more`:
-
-    law_BTL     the belief over the base, every expert, and Eq. 2
-    score_BTK   how far each expert acts beyond its habits (summed deviations)
-    """
-    law_BTL = belief_BTL.exp()
-    member_BTM, equation_BT1 = law_BTL[..., :-1], law_BTL[..., -1:]
-    experts = score_BTK.shape[-1]
-    member_BTM = member_BTM + torch.nn.functional.pad(equation_BT1.expand_as(score_BTK) / experts, (1, 0))
-    owner_BT = member_BTM.argmax(-1)
-    return Explanation(member_BTM, owner_BT, log_z_BT, {"law_BTL": law_BTL, "score_BTK": score_BTK})
