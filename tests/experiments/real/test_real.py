@@ -30,7 +30,7 @@ from real_cases import write_base, write_data
 
 SMALL = replace(
     PLANS["full"],
-    read=2, write=2, develop=1, two=1, batch_size=2, numbers=1 << 16, timed=1, new_tokens=3,
+    read=2, write=2, others=None, develop=1, two=1, batch_size=2, numbers=1 << 16, timed=1, new_tokens=3,
     rules=(DEFAULT, EQ2, "belief"), sets=("six", "six-other", "math+capitals", TWO),
     merges=("task-arithmetic", "dare-ties"), strengths=(0.5, 1.0), writing=("sql", "code", "capitals"),
 )  # fmt: skip
@@ -44,7 +44,7 @@ def places(tmp_path_factory) -> Places:
     given = ["--data", data, "--base", base, "--size", "cpu", "--rows", 2, "--out", folder / "trained", "--limit", 6]
     steps = [f"{name}=6" for name in (*SKILLS, "all", "blend-math")]
     skills = [*SKILLS, "all", "blend-math"]
-    assert train.main([*map(str, given), "--seed", "0", "1", "--skills", *skills, "--steps", *steps]) == 0
+    assert train.main([*map(str, given), "--seed", "0", "2", "--skills", *skills, "--steps", *steps]) == 0
     adapters = folder / "adapters"
     adapters.mkdir()
     for name in SKILLS:
@@ -280,8 +280,8 @@ def test_trained_adapters_are_kept_with_their_scores(places, tmp_path, capsys):
     kept = tmp_path / "kept"
     kept.mkdir()
     given = ["--adapters", str(kept), "--result", str(result)]
-    assert keep.main([*given, "--trained", str(places.trained), "--seed", "1"]) == 0
-    assert read_facts(kept / "sql") == read_facts(places.trained / "sql-1")
+    assert keep.main([*given, "--trained", str(places.trained), "--seed", "2"]) == 0
+    assert read_facts(kept / "sql") == read_facts(places.trained / "sql-2")
     card = (kept / "sql" / "README.md").read_text()
     assert "0.500 (base 0.125)" in card
     (kept / "sql" / "README.md").write_text("old")
@@ -292,3 +292,14 @@ def test_trained_adapters_are_kept_with_their_scores(places, tmp_path, capsys):
     assert "damaged" in capsys.readouterr().err
     assert keep.main(["--adapters", str(kept), "--trained", str(tmp_path)]) == 2
     assert "no adapter in" in capsys.readouterr().err
+
+
+def test_other_sets_are_measured_with_less():
+    plan = PLANS["full"]
+    assert plan.of_set("five") == plan
+    twins, blend, two = (plan.of_set(name) for name in ("twins", "sql+capitals", TWO))
+    assert (twins.write, twins.rules, twins.merges, twins.router) == (200, ("belief",), (), False)
+    assert (blend.rules, blend.arrow) == (("belief", EQ2), ())
+    assert (two.rules, two.merges, two.arrow) == (("belief",), plan.merges, plan.arrow)
+    assert plan.limited(5, None).of_set("twins").write == 5
+    assert PLANS["cpu"].of_set("twins") == PLANS["cpu"]

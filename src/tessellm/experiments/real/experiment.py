@@ -33,6 +33,7 @@ from .skills import DOMAINS, SKILLS, Example, read
 from .tasks import function_prompt, two_requests
 
 Log = Callable[[str], None]
+OTHER = 2  # how far on the seed of the other training is: by that of the next one rules were chosen
 SHOWN = 2  # prompts per task whose texts the result shows
 SLOW = {"arrow": 0, "rule": 1, "router": 2}  # kinds of columns that take longest
 
@@ -86,7 +87,7 @@ def measure(run: Run, log: Log = print, workers: int = 0) -> Result:
                 log(f"{name}: left out, its adapters are not there")
                 continue
             experts, tasks = asked
-            columns = [*own_columns(experts, run.plan), *_others(name, run, experts, measuring)]
+            columns = [*own_columns(experts, plan.of_set(name)), *_others(name, run, experts, measuring)]
             found.append(_measured(name, columns, tasks, measuring))
             costs = costs or costs_of(found[-1], tasks, measuring)
             for column in columns:
@@ -108,7 +109,7 @@ def fill(run: Run, number: int) -> None:
         if asked is None:
             continue
         experts, tasks = asked
-        own = own_columns(experts, run.plan)  # first: nothing has to be tuned for them
+        own = own_columns(experts, run.plan.of_set(name))  # first: nothing has to be tuned for them
         for columns in (own, [*own, *_others(name, run, experts, measuring)]):
             for job in jobs_of(columns, tasks, measuring):
                 with suppress(BusyError):
@@ -126,7 +127,7 @@ def _draw(tables: Mapping[str, Any], out: Path) -> str:
 def _asked(name: str, run: Run, base: Member) -> tuple[Experts, list[Task]] | None:
     """The experts of a set, and its tasks; None where an adapter is missing."""
     adapters = adapters_of(name, run.places, run.seed)
-    return (Experts(base, adapters), tasks_of(name, run.places.data, run.plan)) if adapters else None
+    return (Experts(base, adapters), tasks_of(name, run.places.data, run.plan.of_set(name))) if adapters else None
 
 
 def _others(name: str, run: Run, experts: Experts, measuring: Measuring) -> Iterator[Column]:
@@ -134,7 +135,7 @@ def _others(name: str, run: Run, experts: Experts, measuring: Measuring) -> Iter
     skills = list(experts.adapters)
     tuned = measuring.tune(skills, development(run.places.data, skills, run.plan), experts.identity)
     with suppress(NotMeasuredError):  # then no strength is known
-        yield from peer_columns(experts, run.plan, tuned, run.seed)
+        yield from peer_columns(experts, run.plan.of_set(name), tuned, run.seed)
     yield from trained_column(experts, *_trained(name, run.places, run.seed))
 
 
@@ -151,9 +152,9 @@ def jobs_of(columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuri
 def parts_of(
     column: Column, columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring
 ) -> list[list[Task]]:
-    """The tasks that a column writes for: all with one engine, or, by the reference, one by one."""
+    """The tasks that a column writes for: where they take long one by one, so that each is kept; else all together."""
     own = [task for task in tasks if task.write and column in writers(columns, task)]
-    return [[task] for task in own] if measuring.by_reference(column) else [own] if own else []
+    return [[task] for task in own] if measuring.plan.at_once else [own] if own else []
 
 
 def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measuring: Measuring) -> SetResult:
@@ -161,8 +162,7 @@ def _measured(name: str, columns: Sequence[Column], tasks: Sequence[Task], measu
     result = SetResult(name, columns)
     for task in tasks:
         if task.read:
-            with suppress(NotMeasuredError):
-                result.read[task.name] = measuring.read(columns, task)
+            result.read[task.name] = measuring.read(columns, task)
         if task.write:
             result.written[task.name] = {}
     for column in columns:
@@ -184,7 +184,7 @@ def writers(columns: Sequence[Column], task: Task) -> list[Column]:
 def adapters_of(name: str, places: Places, seed: int) -> dict[str, Path]:
     """The adapters of a set by name; empty where they are not there."""
     if name == "six-other":
-        return places.others(seed + 1)
+        return places.others(seed + OTHER)
     if name == TWINS:
         other = places.extra("math", seed + 1)
         return {**adapters_of("five", places, seed), "math-too": other} if other else {}
@@ -244,7 +244,7 @@ def _texts(found: Sequence[SetResult], places: Places, plan: Plan) -> dict[str, 
     """What columns wrote for the first prompts of each task."""
     shown: dict[str, Any] = {}
     for result in found:
-        for task in tasks_of(result.name, places.data, plan):
+        for task in tasks_of(result.name, places.data, plan.of_set(result.name)):
             for place, example in enumerate(task.write[:SHOWN]):
                 texts = {name: entry["texts"][place][:400] for name, entry in result.written[task.name].items()}
                 entry = {"prompt": example.prompt[:600], "answer": example.answer[:400], "texts": texts}

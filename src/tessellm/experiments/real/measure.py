@@ -139,12 +139,19 @@ class Measuring:
                 measure()
 
     def read(self, columns: Sequence[Column], task: Task) -> dict[str, Read]:
-        """Likelihoods of the task's answers, by column; rules and members of one composition in one pass."""
+        """Likelihoods of the task's answers, by column; rules and members of one composition in one pass. Without
+        those that are not known, where nothing is measured."""
         together = [column for column in columns if column.rule or column.member]
         apart = [[column] for column in columns if column not in together]
-        jobs = [partial(self._read_once, group, columns, task) for group in (together, *apart) if group]
+        jobs = [partial(self._known, group, columns, task) for group in (together, *apart) if group]
         found = {name: read for part in self.each(jobs) for name, read in part.items()}
-        return {column.name: found[column.name] for column in columns}
+        return {column.name: found[column.name] for column in columns if column.name in found}
+
+    def _known(self, group: Sequence[Column], columns: Sequence[Column], task: Task) -> dict[str, Read]:
+        try:
+            return self._read_once(group, columns, task)
+        except NotMeasuredError:
+            return {}
 
     def _read_once(self, group: Sequence[Column], columns: Sequence[Column], task: Task) -> dict[str, Read]:
         """Of one column, or of several of one composition."""

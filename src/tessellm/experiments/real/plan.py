@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from ...errors import TessellmError, nearest
 from ...rules import RULES
+from ...rules.belief import Belief
 from .skills import DOMAINS, SKILLS
 
 EQ2 = "product"
-SETS = {  # experts that are composed; the last ones are trainings by another seed
+MAIN = "five"  # the set that is measured in full, with all peers
+SETS = {  # experts that are composed; the last ones are of another training
+    MAIN: DOMAINS,
     "six": tuple(SKILLS),
-    "five": DOMAINS,
     "math+code": ("math", "code"),
     "six-other": tuple(SKILLS),
 }
@@ -43,13 +45,26 @@ class Plan:
     timed: int  # prompts that columns write for again, to be timed; 0: as they wrote for the tasks
     new_tokens: int | None = None  # at most
     router: bool = True
+    others: int | None = None  # prompts per task of sets but the main one, which then have few columns; None: as many
+
+    def of_set(self, name: str) -> Plan:
+        """What is measured of a set: of those but the main one with fewer prompts, and without what tells nothing new:
+        peers where nobody asks for two skills at once, Eq. 2 where nothing is blended."""
+        if self.others is None or name == MAIN:
+            return self
+        rules = tuple(rule for rule in self.rules if rule == Belief.name or (rule == EQ2 and name in BLENDS))
+        few = replace(self, read=self.others, write=self.others, rules=rules)
+        return few if name == TWO else few.without_peers()
+
+    def without_peers(self) -> Plan:
+        return replace(self, merges=(), arrow=(), router=False, timed=0)
 
     def of_rules(self, rules: Sequence[str]) -> Plan:
         """The same with these rules alone beside base and experts: no peers."""
         for name in rules:
             if name not in RULES:
                 raise TessellmError(f"unknown rule {name!r}; {nearest(name, RULES)}")
-        return replace(self, rules=tuple(rules), merges=(), arrow=(), router=False, timed=0)
+        return replace(self, rules=tuple(rules)).without_peers()
 
     def limited(self, prompts: int | None, sets: tuple[str, ...] | None) -> Plan:
         """The same with fewer prompts, or other sets."""
@@ -60,7 +75,12 @@ class Plan:
         if prompts is None:
             return plan
         return replace(
-            plan, read=prompts, write=prompts, develop=min(prompts, plan.develop), two=min(prompts, plan.two)
+            plan,
+            read=prompts,
+            write=prompts,
+            others=None if plan.others is None else min(prompts, plan.others),
+            develop=min(prompts, plan.develop),
+            two=min(prompts, plan.two),
         )
 
 
@@ -74,6 +94,6 @@ PLANS = {
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=96, at_once=256, numbers=1 << 28, timed=128,
+        batch_size=96, at_once=256, numbers=1 << 28, timed=128, others=200,
     ),
 }  # fmt: skip

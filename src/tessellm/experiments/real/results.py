@@ -147,18 +147,17 @@ def claims_of(tables: Mapping[str, Any], firm: bool) -> list[Claim]:
 
 
 def _set_claims(name: str, table: Mapping[str, Any], firm: bool) -> list[Claim]:
-    shares, kinds = table["mean share of the expert's score"], table["columns"]
+    shares, kinds, found = table["mean share of the expert's score"], table["columns"], []
     peers = [each for each in shares if kinds[each] in PEERS]
     rules = [each for each in shares if kinds[each] == "rule"]
-    if not peers or OURS not in shares:
-        return []
-    best, rule = (max(names, key=lambda each: shares[each]) for names in (peers, rules))
-    gain = shares[OURS] - shares[best]
-    statement = f"{name}: mean share of the expert's score, the default rule less the best peer ({best})"
-    claim = at_least(f"{name}-default", statement, gain, 0.0)
-    found = [claim if firm else Claim(claim.id, claim.statement, claim.value)]
-    statement = f"{name}: mean share of the expert's score, the best rule ({rule}) and the best peer ({best})"
-    found.append(Claim(f"{name}-shares", statement, {"rule": shares[rule], "peer": shares[best]}))
+    if peers and OURS in shares:
+        best, rule = (max(names, key=lambda each: shares[each]) for names in (peers, rules))
+        gain = shares[OURS] - shares[best]
+        statement = f"{name}: mean share of the expert's score, the default rule less the best peer ({best})"
+        claim = at_least(f"{name}-default", statement, gain, 0.0)
+        found.append(claim if firm else Claim(claim.id, claim.statement, claim.value))
+        statement = f"{name}: mean share of the expert's score, the best rule ({rule}) and the best peer ({best})"
+        found.append(Claim(f"{name}-shares", statement, {"rule": shares[rule], "peer": shares[best]}))
     return [*found, *(_kept_claims(name, table) if firm else ())]
 
 
@@ -166,11 +165,12 @@ def _kept_claims(name: str, table: Mapping[str, Any]) -> list[Claim]:
     """Whether the default rule reads and writes as each task's own expert does, and more than each peer."""
     found, tasks = [], table["tasks"]
     for task, cells in tasks.items():
-        ours, own = cells[OURS], cells.get(task, cells["base"])
+        ours, own = cells.get(OURS, {}), cells.get(task, cells.get("base", {}))
         what = "the expert's" if task in cells else "the base's"
         most = 1.02 if task in cells else 1.0
-        statement = f"{name}, {task}: nats per token, the default rule's over {what}"
-        found.append(at_most(f"{name}-read-{task}", statement, ours["nats"] / own["nats"], most))
+        if "nats" in ours and "nats" in own:
+            statement = f"{name}, {task}: nats per token, the default rule's over {what}"
+            found.append(at_most(f"{name}-read-{task}", statement, ours["nats"] / own["nats"], most))
         if "share" in ours:
             statement = f"{name}, {task}: the default rule's score when writing over the expert's own"
             found.append(at_least(f"{name}-write-{task}", statement, ours["share"]["mean"], 0.95))
@@ -188,8 +188,11 @@ def _asked_claims(name: str, table: Mapping[str, Any]) -> list[Claim]:
         for column in kinds
         if all("right" in cell.get(column, {}) for cell in cells)
     }
-    best = {kind: max((each for each in means if kinds[each] in of), key=lambda each: means[each], default=None)
-            for kind, of in (("rule", ("rule",)), ("peer", PEERS), ("trained", ("trained",)))}  # fmt: skip
+    kind_of = {"rule": ("rule",), "expert": ("expert",), "peer": PEERS, "trained": ("trained",)}
+    best = {
+        kind: max((each for each in means if kinds[each] in of), key=lambda each: means[each], default=None)
+        for kind, of in kind_of.items()
+    }
     shown = {column: means[column] for column in dict.fromkeys([OURS, *best.values()]) if column in means}
     statement = f"{name}: all that was asked for, when writing; the default rule, and the best of each kind"
     return [Claim(name.replace(" ", "-"), statement, shown)] if shown else []
