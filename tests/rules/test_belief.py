@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tessellm.rules import product
-from tessellm.rules.belief import BASE, SHARE, Belief, prior
+from tessellm.rules import product, sums
+from tessellm.rules.belief import BASE, SHARE, Belief, mixture, prior, read_rows
+from tessellm.rules.equation import product_scores
 
 TURN, OPENING = (3, 1), (5, 4)
 HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)
@@ -123,6 +124,49 @@ def test_padding_is_never_observed(pads, seed):
     fed = torch.cat([torch.full((1, pads), TURN[0]), tokens], 1)
     mask = torch.arange(20 + pads)[None] >= pads
     torch.testing.assert_close(explain(rule, padded, fed, mask)[0][:, pads:], explain(rule, logp, tokens)[0])
+
+
+def with_zeros(logp: Tensor) -> Tensor:
+    logp = logp.clone()
+    logp[1, :, 2, :4] = -torch.inf
+    logp[0, :, 3, 2:] = -torch.inf
+    logp[1, :, 4, 1:], logp[2, :, 4, :8] = -torch.inf, -torch.inf  # nothing is possible for Eq. 2
+    return logp.log_softmax(-1)
+
+
+@pytest.mark.parametrize("in_one_pass", [False, True], ids=["on a CPU", "as on a GPU"])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_rows_are_read_and_mixed_as_the_definitions_say(zeros, in_one_pass, monkeypatch):
+    monkeypatch.setattr(sums, "sums_are_fast", lambda like: in_one_pass)
+    logp = random_logp(3, 2, 6, 9, seed=3).double().log_softmax(-1)
+    logp = with_zeros(logp) if zeros else logp
+    found, prob, safe = read_rows(logp), logp.exp(), logp.clamp_min(-1e4)
+    entropy = -(prob * safe).sum(-1)
+    kl = (prob[1:] * (safe[1:] - safe[:1])).sum(-1)
+    averaged = (entropy[:1] - entropy[1:], ((entropy + 0.01)[:1] / (entropy + 0.01)[1:]).log(), (kl + 1e-3).log())
+    torch.testing.assert_close(found.averaged_BTKA, torch.stack(averaged, -1).permute(1, 2, 0, 3))
+    now = (-(entropy[1:] + 1e-3).log(), kl.clamp_min(0).sqrt())
+    torch.testing.assert_close(found.now_BTKN, torch.stack(now, -1).permute(1, 2, 0, 3))
+    torch.testing.assert_close(found.equation_BTV, product(logp))
+    torch.testing.assert_close(found.log_z_BT, product_scores(logp).logsumexp(-1))
+    belief = random_logp(2, 6, 4, seed=4).double().log_softmax(-1)
+    said = torch.logsumexp(found.laws(slice(None)) + belief.permute(2, 0, 1)[..., None], 0)
+    torch.testing.assert_close(mixture(found, belief).exp(), said.exp())
+
+
+def test_texts_that_end_apart_leave_the_state_that_each_leaves_alone():
+    rule, logp, tokens = calibrated(2), random_logp(3, 3, 12, 7, seed=6), random_tokens(3, 12, 7, 6)
+    before = rule(logp[:, :, :4], tokens[:, :4], torch.ones(3, 4, dtype=torch.bool), None)[1]
+    lengths = (8, 3, 0)
+    mask = torch.arange(8) < torch.tensor(lengths)[:, None]
+    after = rule(logp[:, :, 4:], tokens[:, 4:], mask, before)[1]
+    for row, length in enumerate(lengths):
+        at, alone = slice(row, row + 1), type(before)(*(buffer[row : row + 1] for buffer in before))
+        if length:
+            end, real = 4 + length, torch.ones(1, length, dtype=torch.bool)
+            alone = rule(logp[:, at, 4:end], tokens[at, 4:end], real, alone)[1]
+        for name in alone._fields:
+            torch.testing.assert_close(getattr(after, name)[at], getattr(alone, name))
 
 
 def test_an_answer_begins_behind_the_turn_and_forgets_what_came_before():

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from .protocol import Explanation
 from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
 from .styles import apart, check_some_speak, checked_styles, in_styles, with_styles
+from .sums import always, own_and_base, probabilities, weighted_sum
 from .template import constant, match_opening, match_turn
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
@@ -67,7 +68,7 @@ class Readings(NamedTuple):
     averaged_BTKA: Tensor  # H_b − H_i, log H_b − log H_i, log KL(p_i ‖ p_b)
     now_BTKN: Tensor  # −log H_i, √KL(p_i ‖ p_b)
 
-    def laws(self, *at: Tensor | slice) -> Tensor:
+    def laws(self, *at: Any) -> Tensor:
         """The laws' log-probabilities at those places of [B, T, V]: [L, …]."""
         return torch.cat([self.logp_MBTV[:, *at], self.equation_BTV[None][:, *at]])
 
@@ -75,10 +76,9 @@ class Readings(NamedTuple):
 def read_rows(logp_MBTV: Tensor) -> Readings:
     """The laws, and how sure and how far from the base each expert is."""
     safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
-    prob_MBTV = safe_MBTV.exp()
-    entropy_MBT = -torch.einsum("mbtv,mbtv->mbt", prob_MBTV, safe_MBTV)
-    cross_KBT = -(prob_MBTV[1:] * safe_MBTV[:1]).sum(-1)
-    kl_KBT = (cross_KBT - entropy_MBT[1:]).clamp_min(0)
+    prob_MBTV = probabilities(safe_MBTV)
+    own_MBT, base_MBT = own_and_base(prob_MBTV, safe_MBTV)
+    entropy_MBT, kl_KBT = -own_MBT, (own_MBT - base_MBT)[1:].clamp_min(0)
     score_BTV = product_scores(logp_MBTV)
     equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
     surer_KBT = entropy_MBT[:1] - entropy_MBT[1:]
@@ -86,7 +86,7 @@ def read_rows(logp_MBTV: Tensor) -> Readings:
     averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
     now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
     averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
-    log_z_BT = score_BTV.logsumexp(-1)
+    log_z_BT = score_BTV.amax(-1) - equation_BTV.amax(-1)
     return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
 
 
@@ -102,9 +102,11 @@ def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings
 def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
     """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it."""
     member_BTM, equation_BT1 = belief_BTL.exp().split([belief_BTL.shape[-1] - 1, 1], -1)
-    prob_BTV = torch.einsum("btm,mbtv->btv", member_BTM, rows.prob_MBTV) + equation_BT1 * rows.equation_BTV.exp()
-    least_BTV = belief_BTL[..., :1] + rows.logp_MBTV[0]
-    return torch.where(prob_BTV > torch.finfo(prob_BTV.dtype).tiny, prob_BTV.log(), least_BTV)
+    prob_BTV = weighted_sum(member_BTM, rows.prob_MBTV) + equation_BT1 * probabilities(rows.equation_BTV)
+    tiny = torch.finfo(prob_BTV.dtype).tiny
+    if always(prob_BTV.amin(-1) > tiny):
+        return prob_BTV.log()
+    return torch.where(prob_BTV > tiny, prob_BTV.log(), belief_BTL[..., :1] + rows.logp_MBTV[0])
 
 
 @dataclass(frozen=True)
@@ -239,17 +241,19 @@ class Belief(BaseRule):
         mask_BT: Tensor, state: BeliefState,
     ) -> BeliefState:  # fmt: skip
         """The state after the block: that of its last real row, or the old one where there is none."""
-        last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
-        any_B, at_B = last_B >= 0, last_B.clamp_min(0)
-        row_B = torch.arange(len(at_B), device=at_B.device)
+        any_B, every = mask_BT[:, -1], always(mask_BT[:, -1])
+        last: tuple[Any, Any] = (slice(None), -1)
+        if not every:
+            last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
+            any_B, last = last_B >= 0, (torch.arange(len(last_B), device=last_B.device), last_B.clamp_min(0))
         found = (
-            (rows.laws(row_B, at_B).transpose(0, 1), state.pending_BLV),
-            (belief_BTL[row_B, at_B], state.belief_BL),
-            (opening_BT[row_B, at_B], state.opening_B),
-            (window_BTWF[row_B, at_B], state.ring_BWF),
+            (rows.laws(*last).transpose(0, 1), state.pending_BLV),
+            (belief_BTL[last], state.belief_BL),
+            (opening_BT[last], state.opening_B),
+            (window_BTWF[last], state.ring_BWF),
         )
         pending, belief, opening, ring = (
-            torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
+            new if every else torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
         )
         return BeliefState(pending, state.started_B | any_B, belief, answering_B, opening, ring)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .sums import always
+
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
 IMPOSSIBLE = -5e3  # a combined token below this was impossible for a speaking member
@@ -58,6 +60,8 @@ def _on_device(weights_K: Sequence[float] | Tensor, like: Tensor) -> Tensor:
 def normalise(score_BV: Tensor, fallback: Tensor) -> Tensor:
     """Log-softmax; rows in which nothing is possible become the fallback."""
     impossible_B1 = score_BV.amax(-1, keepdim=True) == -torch.inf
+    if always(~impossible_B1):
+        return score_BV.log_softmax(-1)
     return torch.where(impossible_B1, fallback.to(score_BV.dtype), score_BV).log_softmax(-1)
 
 
