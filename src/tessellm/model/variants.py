@@ -13,7 +13,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from ..errors import MemberError, RecipeError, nearest, quoted
-from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, first_member
+from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, RuleLike, first_member
 from ..vocabulary import Alignment
 from .composed import ComposedForCausalLM
 from .config import ComposedConfig
@@ -80,7 +80,7 @@ def in_place_of_all(model: ComposedForCausalLM, name: str, merged: PreTrainedMod
 
 
 def with_rule(
-    model: ComposedForCausalLM, rule: str, weights: Sequence[float] | None = None, termination: str | None = None
+    model: ComposedForCausalLM, rule: RuleLike, weights: Sequence[float] | None = None, termination: str | None = None
 ) -> ComposedForCausalLM:
     """Put the same members under another rule, which stops as suits it unless `termination` says otherwise, or other
     weights; return the model itself where nothing differs."""

@@ -226,6 +226,7 @@ def test_all_of_it_at_a_small_size(places, tmp_path):
     assert {"nats", "nats low", "right", "prompts"} <= set(six["tasks"]["sql"][OURS])
     assert set(six["tasks"]["plain"][OURS]) == {"nats", "nats low", "nats high", "texts"}
     assert "one LoRA on the blend" in tables["sets"]["math+capitals"]["columns"]
+    assert "belief, capitals as style" in tables["sets"]["math+capitals"]["columns"]
     assert {"first", "second", "right"} <= set(tables["sets"]["two requests"]["tasks"]["sql then intents"][OURS])
     assert tables["costs"]["base"]["ms per token over the base's"] == 1
     assert tables["costs"][OURS]["bytes over the base's"] > 1

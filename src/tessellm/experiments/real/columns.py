@@ -19,10 +19,10 @@ from ...rules.belief import Belief
 from .members import Experts
 from .packing import Text
 from .peers import METHODS, arrow, merged
-from .plan import EQ2, Plan
+from .plan import BLENDS, EQ2, Plan
 from .reading import prompt_nats
 
-ROUTER, ALL = "router", "one LoRA on all data"
+ROUTER, ALL, STYLED = "router", "one LoRA on all data", "belief, capitals as style"
 Make = Callable[[], ComposedForCausalLM]
 Tuned = Callable[[Mapping[str, Mapping[float, Make]]], dict[str, float]]  # of models by method and strength: the best
 
@@ -58,6 +58,10 @@ def own_columns(experts: Experts, plan: Plan) -> list[Column]:
     for rule in plan.rules:
         identity = ["rule", experts.base_name, list(experts.identity.items()), rule]
         found.append(Column(rule_title(rule), "rule", identity, partial(with_rule, composed, rule), rule=rule))
+    if tuple(experts.adapters) in BLENDS.values() and Belief.name in plan.rules:  # the second of a blend is a style
+        styled = {"name": Belief.name, "styles": [2]}
+        identity = ["rule", experts.base_name, list(experts.identity.items()), styled]
+        found.append(Column(STYLED, "rule", identity, partial(with_rule, composed, styled), rule=Belief.name))
     return found
 
 
