@@ -46,13 +46,11 @@ def compose(
     how members are loaded.
     """
     specs = member_specs(base, experts, weights, device_map)
-    entry = rule_entry(rule)  # what is wrong with it should show before anything is loaded
-    if any(spec.style for spec in specs.values()):
-        rule = entry = styled_entry(entry, specs)
+    entry = styled_entry(rule_entry(rule), specs)  # what is wrong with it should show before anything is loaded
     if termination is not None:
         check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
-    model = assemble(members, rule, termination)
+    model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule, termination)
     if is_unread(entry):
         model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
     return model
@@ -191,6 +189,8 @@ def rule_entry(rule: RuleLike) -> dict[str, Any]:
 def styled_entry(entry: dict[str, Any], specs: Mapping[str, MemberSpec]) -> dict[str, Any]:
     """A rule's entry with the styles that members were declared to be. Styles of the base alone are Eq. 2."""
     styles = [number for number, spec in enumerate(specs.values()) if spec.style]
+    if not styles:
+        return entry
     if 0 in styles:
         raise MemberError("member 'base' cannot be a style: a style is an expert that all others are heard in")
     name = entry["name"]

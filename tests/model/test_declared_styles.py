@@ -12,6 +12,7 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.errors import MemberError, RecipeError
 from tessellm.inspect.inspection import inspect_model
+from tessellm.inspect.planning import read_needs
 from tessellm.recipe import read_recipe
 from tessellm.rules import product
 from tessellm.rules.belief import Belief
@@ -43,6 +44,12 @@ def test_a_recipe_says_it_in_one_word_and_a_checkpoint_keeps_it(declared, model,
     assert made.rule == model.rule
     made.save_pretrained(tmp_path / "saved")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").rule == model.rule
+
+
+def test_a_plan_of_a_recipe_knows_the_rule(declared, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(declared))
+    needs = read_needs(str(tmp_path / "recipe.json"))
+    assert (needs.rule, needs.rests) == ("belief", False)
 
 
 def test_the_engine_writes_what_generate_writes(model):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import read_config, saved_members, saved_spec
-from ..compose import rule_entry
+from ..compose import rule_entry, styled_entry
 from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
 from ..errors import MemberError, RecipeError, nearest
 from ..members import Loading, load_config
@@ -27,7 +27,6 @@ from ..members.gguf_files import count_parameters
 from ..members.sources import Source, check, find
 from ..recipe import read_recipe
 from ..rules import ComposedRule
-from ..rules.belief import Belief
 
 GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
@@ -90,6 +89,7 @@ class Needs:
     rule: str
     dtype_bytes: int
     remembers: bool  # the rule has state
+    rests: bool  # it lets members rest
 
     @property
     def weight_bytes(self) -> int:
@@ -180,7 +180,7 @@ def speed_limit(needs: Needs, device: Device, context: int, size: int, requests:
 def resting_limit(needs: Needs, device: Device, context: int, size: int) -> float | None:
     """The same for one request, while its largest member writes blocks that all others read at once; None where members
     do not rest."""
-    if needs.rule != Belief.name or any(member.kind != "full" for member in needs.members):
+    if not needs.rests or any(member.kind != "full" for member in needs.members):
         return None
     every = needs.weight_bytes + context * needs.read_bytes
     one = max(member.weight_bytes + context * member.kv_values * needs.dtype_bytes for member in needs.members)
@@ -218,7 +218,7 @@ def read_needs(model: str, dtype: str | None = None) -> Needs:
         sizes.append(_member_size(name, source, kind, sizes[0] if sizes else None, places["base"][0], dtype))
     stored = DTYPES[dtype] if dtype else max(2, sizes[0].weight_bytes // max(1, sizes[0].parameters))
     made = ComposedRule.make(rule)
-    return Needs(tuple(sizes), made.name, stored, bool(made.window))
+    return Needs(tuple(sizes), made.name, stored, bool(made.window), made.lets_members_rest)
 
 
 def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:
@@ -234,12 +234,12 @@ def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:
 
 def _from_recipe(path: Path) -> tuple[dict[str, tuple[Source, str]], Any]:
     recipe = read_recipe(path)
-    places = {}
-    for name, member in {"base": recipe.base, **recipe.experts}.items():
+    places, members = {}, {"base": recipe.base, **recipe.experts}
+    for name, member in members.items():
         wanted = member.seen_from(path.parent)
         source = find(str(wanted.source), f"member {name!r}", wanted.revision)
         places[name] = (source, "adapter" if source.is_adapter else "full")
-    return places, rule_entry(recipe.rule)
+    return places, styled_entry(rule_entry(recipe.rule), members)
 
 
 def _member_size(
