@@ -36,12 +36,12 @@ def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> Ru
     given: Any = {"name": rule} if isinstance(rule, str) else rule
     if not isinstance(given, Mapping) or not is_unread(given) or len(weights) != len(model.members) - 1:
         return rule
-    name, styles = given["name"], given.get("styles", ())
+    name, unread = given["name"], Belief(styles=given.get("styles", ()))
     if name == DEFAULT and len(weights) == 1:
         return WITHOUT_CHAT  # by which one expert speaks for itself
-    if any(style > len(weights) for style in styles) or len(styles) >= len(weights):
+    if len(unread.styles) >= len(weights) or max(unread.styles, default=0) > len(weights):
         return rule  # which is refused
-    found = calibrated(model, Belief(styles=styles), weights)
+    found = calibrated(model, unread, weights)
     return WITHOUT_CHAT if name == DEFAULT and not found.calibrated else found
 
 
