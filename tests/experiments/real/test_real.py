@@ -299,7 +299,7 @@ def test_other_sets_are_measured_with_less():
     plan = PLANS["full"]
     assert plan.of_set("five") == plan
     twins, blend, two = (plan.of_set(name) for name in ("twins", "sql+capitals", TWO))
-    assert (twins.write, twins.rules, twins.merges, twins.router) == (200, ("belief",), (), False)
+    assert (twins.write, twins.rules, twins.merges, twins.router) == (150, ("belief",), (), False)
     assert (blend.rules, blend.arrow) == (("belief", EQ2), ())
     assert (two.rules, two.merges, two.arrow) == (("belief",), plan.merges, plan.arrow)
     assert plan.limited(5, None).of_set("twins").write == 5

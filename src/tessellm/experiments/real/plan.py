@@ -94,6 +94,6 @@ PLANS = {
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
         rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=96, at_once=256, numbers=1 << 28, timed=128, others=200,
+        batch_size=96, at_once=256, numbers=1 << 28, timed=128, others=150,
     ),
 }  # fmt: skip
