@@ -46,8 +46,8 @@ class Speculation:
             raise EngineError(f"no member {self.member!r} to draft; {nearest(self.member, model.members)}")
         if self.by_belief and not model.rule.lets_members_rest:
             raise EngineError(
-                f"drafts by belief need the rule 'belief', which says whom it believes; this composition has "
-                f"{model.rule.name!r}. Compose with rule: belief, or let others draft"
+                "drafts by belief need the rule 'belief', which says whom it believes, without styles, which nobody "
+                f"speaks alone; this composition has {model.rule.name!r}. Compose so, or let others draft"
             )
 
     @property
