@@ -30,7 +30,8 @@ from tessellm.experiments.real.tasks import encode
 from tessellm.model import ComposedForCausalLM
 from tessellm.model.habits import _in_chat, _marked
 from tessellm.rules import normalised
-from tessellm.rules.belief import Belief, read_rows
+from tessellm.rules.belief import Belief
+from tessellm.rules.laws import read_rows
 
 USUAL, PLAIN = "usual", "plain"
 AT_ONCE = {"cpu": 1, "cuda": 1 << 29}  # logits of texts that are read together

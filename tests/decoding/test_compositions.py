@@ -15,6 +15,7 @@ from tessellm.decoding.members.groups import plan_groups
 from tessellm.decoding.members.stacking import can_stack
 from tessellm.decoding.sampling import Sampling
 from tessellm.rules import RULES
+from tessellm.rules.belief import Belief
 from tessellm.rules.termination import POLICIES
 
 from conftest import SPECIAL, VOCAB, build_model, character_tokenizer, perturbed, save_member
@@ -43,6 +44,25 @@ def test_every_termination_policy(policy: str, rule: str) -> None:
     other = perturbed(base, 1)
     other.config.eos_token_id = other.generation_config.eos_token_id = [17, 30]
     check(tessellm.compose(base, {"a": other, "b": perturbed(base, 2)}, rule=rule, termination=policy))
+
+
+@pytest.mark.parametrize("length", [8, 14, 40])
+def test_prompts_of_a_chat_template_by_belief(length: int, tmp_path: Path) -> None:
+    """Logits of the rows that tell the rule nothing are not computed: short prompts, longer ones than its window."""
+    opening, turn = [7, 8, 9, 10], [11, 12]
+    habits = [[0.0] * 5 + [1.0] * 5] * 2
+    model = composition("llama", tmp_path, rule=Belief(habits, opening, turn, span=8))
+    engine, given = Engine(model, slots=2, context=64), [*opening, *[20] * (length - 6), *turn]
+    kept: list[int] = []
+    (group,) = engine.steps.work.groups[:1]
+    compute = group.logits
+    group.logits = lambda batch: kept.append(batch.keep) or compute(batch)  # type: ignore[method-assign, func-returns-value]
+    requests = engine.generate([given, given], Sampling(max_new_tokens=6, ignore_end=True))
+    assert kept[0] == min(length - len(opening), 8)
+    assert not unexcused(model, requests)
+    for request in requests:
+        chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(request.logprobs), chosen, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("window", [1, 3, 300])

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessellm.rules import product, sums
-from tessellm.rules.belief import BASE, SHARE, Belief, mixture, prior, read_rows
+from tessellm.rules.belief import BASE, SHARE, Belief, prior
 from tessellm.rules.equation import product_scores
+from tessellm.rules.laws import mixture, read_rows
 
 TURN, OPENING = (3, 1), (5, 4)
 HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)
@@ -167,6 +168,29 @@ def test_texts_that_end_apart_leave_the_state_that_each_leaves_alone():
             alone = rule(logp[:, at, 4:end], tokens[at, 4:end], real, alone)[1]
         for name in alone._fields:
             torch.testing.assert_close(getattr(after, name)[at], getattr(alone, name))
+
+
+@pytest.mark.parametrize(
+    ("words", "turn", "silent"), [(3, TURN, 2), (3, (), 2), (11, TURN, 9), (11, (), 2), (0, (), 1), (0, TURN, 2)]
+)
+@pytest.mark.parametrize("styles", [(), (2,)])
+def test_rows_that_tell_nothing_need_not_be_read(words, turn, silent, styles):
+    tokens = torch.tensor([[*OPENING, *[6] * words, *turn, 2, 2]] * 2)
+    given = tokens.shape[1] - 2  # two tokens come later
+    rule, logp = Belief(HABITS, OPENING, TURN, 6, styles), random_logp(2 + len(styles), 2, given + 2, 7, seed=given)
+    assert rule.silent_rows(tokens[:, :given]) == silent
+    real = torch.ones(2, given, dtype=torch.bool)
+    whole, after_whole, _ = rule.explain(logp[:, :, :given], tokens[:, :given], real, None)
+    begun = rule.begin(tokens[:, :silent], logp[:, :, :1])
+    rest, after_rest = rule(logp[:, :, silent:given], tokens[:, silent:given], real[:, silent:], begun)
+    torch.testing.assert_close(rest[:, -1], whole[:, -1])
+    torch.testing.assert_close(tuple(after_rest), tuple(after_whole))
+    later = logp[:, :, given:], tokens[:, given:], real[:, :1].expand(-1, 2)
+    torch.testing.assert_close(rule(*later, after_rest)[0], rule(*later, after_whole)[0])
+
+
+def test_without_habits_every_row_counts():
+    assert Belief((), OPENING, TURN).silent_rows(torch.tensor([[*OPENING, 6, *TURN]])) == 0
 
 
 def test_an_answer_begins_behind_the_turn_and_forgets_what_came_before():

@@ -92,6 +92,8 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
     if batch.reads is not PromptRead.NOTHING:  # the rules need the logits of their windows, at the prompts' ends
         window = special.window if special else work.voice.rule.window
         batch = replace(batch, keep=min(batch.token_BT.shape[1], window + 1))
+        silent = 0 if special else _silent_rows(work.voice, batch)
+        batch = replace(batch, keep=batch.keep - silent)
     logits_M = member_logits(work.groups, batch)
     if batch.reads is PromptRead.NOTHING:
         slots.logprob_S[slot_B] = 0.0
@@ -100,14 +102,18 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
     fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
     begun = batch.reads is PromptRead.GO_ON
     if special is None:
-        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, begun)
+        silent_BT = batch.token_BT[:, -batch.keep - silent : -batch.keep]
+        like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
+        state = work.states.read(work.voice, slot_B) if begun else work.voice.rule.begin(silent_BT, like_MBTV)
+        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state)
     else:
         logp_BV, broken_B = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
             at_B = torch.tensor(rows, device=slot_B.device)
             heard_M = [logits[at_B] for logits in logits_M]
+            state = work.states.read(voice, slot_B[at_B]) if begun else None
             logp_BV[at_B], broken_B[at_B], special.why[voice] = _read_prompt(
-                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], begun
+                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state
             )
     if choice is TokenChoice.NONE:
         slots.logprob_S[slot_B], slots.broken_S[slot_B] = 0.0, broken_B
@@ -122,6 +128,14 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
         slots.counts[0][slot_B, token_B] = (position_B > 0).float()
 
 
+def _silent_rows(voice: Voice, batch: TokenBatch) -> int:
+    """Count the first of the rows kept whose logits the rule does not need: on a CPU, where looking at tokens costs
+    nothing and computing logits does, and where no row is padding."""
+    if batch.token_BT.device.type != "cpu" or batch.start is None or batch.reads is not PromptRead.BEGIN:
+        return 0
+    return voice.rule.silent_rows(batch.token_BT[:, -batch.keep :])
+
+
 def _read_prompt(
     work: Workspace,
     voice: Voice,
@@ -129,11 +143,10 @@ def _read_prompt(
     token_BT: Tensor,
     real_BT: Tensor,
     slot_B: Tensor,
-    begun: bool,
+    state: Any,
 ) -> tuple[Tensor, Tensor, Explanation]:
-    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from it; the
+    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from one; the
     last position's log-probabilities, broken members, and why the rule says so."""
-    state: Any = work.states.read(voice, slot_B) if begun else None
     broken_B = torch.full_like(slot_B, -1)
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..rules import DEFAULT, WITHOUT_CHAT, RuleLike, Weights, normalised, tilt
-from ..rules.belief import Belief, read_rows
+from ..rules.belief import Belief
+from ..rules.laws import read_rows
 from .usual import PROMPTS
 
 if TYPE_CHECKING:

@@ -28,14 +28,15 @@ import torch
 from torch import Tensor
 
 from .base import BaseRule
-from .equation import LOG_FLOOR, normalise, product_scores, working_dtype
+from .equation import working_dtype
 from .fitting import check_habits, check_template
+from .laws import Readings, mixture, observe, read_rows, styled
 from .protocol import Explanation
 from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
-from .styles import apart, check_some_speak, checked_styles, in_styles, with_styles
-from .sums import always, own_and_base, probabilities, weighted_sum
-from .template import constant, match_opening, match_turn
+from .styles import apart, check_some_speak, checked_styles, with_styles
+from .sums import always
+from .template import constant, match_opening, match_turn, silent_rows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
@@ -44,7 +45,6 @@ FAR = 8.0  # no number counts for more deviations than this
 AVERAGED = 3  # numbers per expert over the window: surer than the base in nats, and in proportion; far from the base
 NUMBERS = AVERAGED + 2  # and now: sure, far from the base
 LONGEST = 1 << 16
-TINY = 1e-3  # nats: entropies and divergences below this look alike
 
 
 class BeliefState(NamedTuple):
@@ -56,57 +56,6 @@ class BeliefState(NamedTuple):
     answering_B: Tensor  # whether an answer has begun, so that what is written is evidence
     opening_B: Tensor  # how many tokens of the template's opening were read, −1 once something else was
     ring_BWF: Tensor  # of the last W real positions: the averaged numbers, whether they count, the token
-
-
-class Readings(NamedTuple):
-    """What one row says by itself."""
-
-    logp_MBTV: Tensor
-    prob_MBTV: Tensor
-    equation_BTV: Tensor  # Eq. 2 over all, log
-    log_z_BT: Tensor
-    averaged_BTKA: Tensor  # H_b − H_i, log H_b − log H_i, log KL(p_i ‖ p_b)
-    now_BTKN: Tensor  # −log H_i, √KL(p_i ‖ p_b)
-
-    def laws(self, *at: Any) -> Tensor:
-        """The laws' log-probabilities at those places of [B, T, V]: [L, …]."""
-        return torch.cat([self.logp_MBTV[:, *at], self.equation_BTV[None][:, *at]])
-
-
-def read_rows(logp_MBTV: Tensor) -> Readings:
-    """The laws, and how sure and how far from the base each expert is."""
-    safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
-    prob_MBTV = probabilities(safe_MBTV)
-    own_MBT, base_MBT = own_and_base(prob_MBTV, safe_MBTV)
-    entropy_MBT, kl_KBT = -own_MBT, (own_MBT - base_MBT)[1:].clamp_min(0)
-    score_BTV = product_scores(logp_MBTV)
-    equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
-    surer_KBT = entropy_MBT[:1] - entropy_MBT[1:]
-    relative_MBT = (entropy_MBT + 10 * TINY).log()
-    averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
-    now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
-    averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
-    log_z_BT = score_BTV.amax(-1) - equation_BTV.amax(-1)
-    return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
-
-
-def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings:
-    """The same laws, said in the styles. Numbers stay those of the experts themselves: who should answer is asked
-    without the styles."""
-    own_MBTV = in_styles(*apart(logp_MBTV, styles))
-    score_BTV = product_scores(logp_MBTV)
-    equation_BTV, log_z_BT = normalise(score_BTV, fallback=logp_MBTV[0]), score_BTV.logsumexp(-1)
-    return Readings(own_MBTV, own_MBTV.exp(), equation_BTV, log_z_BT, rows.averaged_BTKA, rows.now_BTKN)
-
-
-def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
-    """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it."""
-    member_BTM, equation_BT1 = belief_BTL.exp().split([belief_BTL.shape[-1] - 1, 1], -1)
-    prob_BTV = weighted_sum(member_BTM, rows.prob_MBTV) + equation_BT1 * probabilities(rows.equation_BTV)
-    tiny = torch.finfo(prob_BTV.dtype).tiny
-    if always(prob_BTV.amin(-1) > tiny):
-        return prob_BTV.log()
-    return torch.where(prob_BTV > tiny, prob_BTV.log(), belief_BTL[..., :1] + rows.logp_MBTV[0])
 
 
 @dataclass(frozen=True)
@@ -143,6 +92,20 @@ class Belief(BaseRule):
     def window(self) -> int:  # type: ignore[override]
         """Positions to feed before an answer begins: those that are averaged, and an opening that lies among them."""
         return self.span + len(self.opening)
+
+    def silent_rows(self, tokens_BT: Tensor) -> int:
+        """How many of the first rows of texts tell nothing, less than all."""
+        return silent_rows(self.opening, self.turn, self.span, tokens_BT) if self.calibrated else 0
+
+    def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> BeliefState:
+        """The state after tokens whose rows tell nothing; `like_MBTV`: as log-probabilities of the rows behind them."""
+        state = self._start(like_MBTV[: len(like_MBTV) - len(self.styles)])
+        read_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        opening_BT, _ = match_opening(self.opening, tokens_BT, read_BT, state.opening_B)
+        number_BTF = state.ring_BWF.new_zeros(*tokens_BT.shape, state.ring_BWF.shape[-1] - 1)
+        new_BTF = torch.cat([number_BTF, tokens_BT[..., None].to(number_BTF.dtype)], -1)
+        ring_BWF = torch.cat([state.ring_BWF, new_BTF], 1)[:, -self.span :]
+        return state._replace(opening_B=opening_BT[:, -1], ring_BWF=ring_BWF)
 
     def check_fit(self, experts: int, vocab_size: int) -> None:
         check_some_speak(self.styles, experts)
@@ -190,7 +153,7 @@ class Belief(BaseRule):
         window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
         score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
         turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
-        said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state)
+        said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state.pending_BLV, state.started_B)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
         logp_BTV = mixture(rows, belief_BTL)
         why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
@@ -278,17 +241,3 @@ def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:
 def shared(score_L: Tensor) -> Tensor:
     """Normalise, and give a share back to all laws alike, so that the belief can move again: [..., L]."""
     return (score_L.softmax(-1) * (1 - SHARE) + SHARE / score_L.shape[-1]).log()
-
-
-def observe(rows: Readings, tokens_BT: Tensor, mask_BT: Tensor, state: BeliefState) -> tuple[Tensor, Tensor]:
-    """The laws' log-probability of each token fed, [B, T, L], and whether there was a row that predicted it."""
-    if tokens_BT.shape[1] == 1:
-        said_BL1 = state.pending_BLV.gather(-1, tokens_BT[:, :, None].expand(-1, state.pending_BLV.shape[1], 1))
-        return said_BL1.transpose(1, 2).clamp_min(LOG_FLOOR), mask_BT & state.started_B[:, None]
-    last_BT = last_real(mask_BT)
-    row_B1 = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None]
-    within_BTL = rows.laws(row_B1, last_BT.clamp_min(0), tokens_BT).permute(1, 2, 0)
-    pending_BTL = state.pending_BLV[row_B1, :, tokens_BT]
-    inside_BT = last_BT >= 0
-    said_BTL = torch.where(inside_BT[..., None], within_BTL, pending_BTL)
-    return said_BTL.clamp_min(LOG_FLOOR), mask_BT & (inside_BT | state.started_B[:, None])

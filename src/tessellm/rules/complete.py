@@ -122,6 +122,15 @@ class ComposedRule:
         """Name per row the member that is believed most, and how sure the rule is of it, where members may rest."""
         return cast(Any, self.rule).believed_members(state)
 
+    def silent_rows(self, tokens_BT: Tensor) -> int:
+        """How many of the first rows of texts need not be read: those that tell the rule nothing. Looks at them."""
+        found = None if self.stopping_is_event else getattr(self.rule, "silent_rows", None)
+        return 0 if found is None else found(tokens_BT)
+
+    def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> Any:
+        """The state after so many silent rows; None where there are none."""
+        return cast(Any, self.rule).begin(tokens_BT, like_MBTV) if tokens_BT.shape[1] else None
+
     def check_fit(self, experts: int, vocab_size: int) -> None:
         """Raise ValueError where the rule's parameters are those of other members."""
         if (check := getattr(self.rule, "check_fit", None)) is not None:

@@ -33,6 +33,15 @@ def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
     return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
 
 
+def silent_rows(opening: Sequence[int], turn: Sequence[int], span: int, tokens_BT: Tensor) -> int:
+    """How many of the first rows of texts tell nothing of who answers, less than all: those of the opening; and, where
+    an answer begins behind the last token, those further back than the last `span`."""
+    length, first_BO, last_BO = tokens_BT.shape[1], tokens_BT[:, : len(opening)], tokens_BT[:, -len(turn) :]
+    opened = first_BO.shape[1] == len(opening) and first_BO.tolist() == [list(opening)] * len(tokens_BT)
+    asked = last_BO.tolist() == [list(turn)] * len(tokens_BT)
+    return min(max(len(opening) if opened else 0, length - span if asked else 0), length - 1)
+
+
 def constant(numbers: Any, like: Tensor) -> Tensor:
     """Numbers as a tensor, made where `like` is: not copied there from the host, which a CUDA graph does not allow."""
     if like.device.type == "cpu":
