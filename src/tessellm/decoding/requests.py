@@ -38,15 +38,14 @@ class Request:
     asked: int = 0  # tokens that the device was asked for; some may not have arrived
     cells: int = 0  # that the next step reads: the prompt's, and one per token asked for
     drafts: bool = True  # False after a draft that a member cannot read
+    special: bool = field(init=False)  # whether it has a voice of its own or is observed
+
+    def __post_init__(self) -> None:
+        self.special = self.voice is not None or self.observer is not None
 
     @property
     def done(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def special(self) -> bool:
-        """Whether it has a voice of its own or is observed."""
-        return self.voice is not None or self.observer is not None
 
     @property
     def penalised(self) -> bool:

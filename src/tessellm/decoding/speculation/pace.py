@@ -59,6 +59,10 @@ class AcceptanceRates:
         overall = self._known[kind] if self._known else overall
         return (own.right + SHARED_TOKENS * overall) / (own.judged + SHARED_TOKENS)
 
+    def seen_right(self, request: Request) -> bool:
+        """Whether a token that was drafted for the request was accepted, lately or not so long ago."""
+        return any(count.right > 0 for count in self._own.get(request, {}).values())
+
     def note(self, request: Request, kind: int, accepted: int, drafted: int) -> None:
         """Count a draft. Tokens behind the first wrong one were not judged."""
         judged = min(accepted + 1, drafted)

@@ -135,10 +135,15 @@ class Speculator:
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         """Choose the length of the next drafts; requests without a draft have a rate of 0."""
         pairs = zip(running, kinds, strict=True)
-        return self.pace.choose(
-            rows,
-            [(0.0, 0) if kind is None else (self.rates.rate(request, kind), request.room) for request, kind in pairs],
-        )
+        return self.pace.choose(rows, [self._prospect(request, kind) for request, kind in pairs])
+
+    def _prospect(self, request: Request, kind: int | None) -> tuple[float, int]:
+        """Return the acceptance rate to expect, and how many tokens to hope for. A member that was not yet seen to be
+        right about a text is hoped to be for a short draft: a long one that is wrong costs several steps."""
+        if kind is None:
+            return 0.0, 0
+        trusted = not self.by_belief or self.rates.seen_right(request)
+        return self.rates.rate(request, kind), request.room if trusted else min(request.room, self.lengths[0])
 
     def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, request.room)
