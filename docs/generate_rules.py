@@ -72,11 +72,10 @@ def endings(policies: Sequence[tuple[str, str]] | None = None) -> Iterator[str]:
 def cost() -> Iterator[str]:
     content = load("rule-cost")
     yield f"{measured_on(content)} Microseconds a token, replayed from a CUDA graph.\n"
-    measured = content["tables"]["cost"][0]["microseconds"]
-    names = sorted(measured, key=lambda name: ("compiled" in name, "eq2" not in name))
-    yield row("experts", *(name.replace("eq2", "Eq. 2") for name in names), "a step takes at least")
-    yield row(*["---"] * (2 + len(names)))
+    yield row("experts", "Eq. 2", "default", "Eq. 2, compiled", "default, compiled", "a step takes at least")
+    yield row(*["---"] * 6)
     for cell in content["tables"]["cost"]:
+        names = ("eq2", "default", "eq2, compiled", "default, compiled")
         times = [f"{cell['microseconds'][name]:.0f}" for name in names]
         yield row(cell["experts"], *times, f"{cell['step_bound_microseconds']:.0f}")
 
@@ -91,9 +90,9 @@ def claims() -> Iterator[str]:
                 yield row(name, claim["statement"], f"{claim['value']:.4g}", claim["target"], holds)
 
 
-def real_written() -> Iterator[str]:
-    """Scores when writing: a row per column."""
-    content = load("real")
+def real_written(result: str) -> Iterator[str]:
+    """Scores when writing: a row per column that wrote."""
+    content = load(result)
     table = content["tables"]["sets"]["five"]
     tasks = [task for task, cells in table["tasks"].items() if "right" in cells["base"]]
     shares, gains = table["mean share of the expert's score"], table["the default rule less each peer"]
@@ -103,6 +102,8 @@ def real_written() -> Iterator[str]:
     yield row("the expert itself", *(f"{table['tasks'][task][task]['right']['mean']:.3f}" for task in tasks), "1", "")
     for name in (each for each, kind in table["columns"].items() if kind != "expert"):
         cells = [table["tasks"][task].get(name, {}) for task in tasks]
+        if not any("right" in cell for cell in cells):
+            continue
         scores = [f"{cell['right']['mean']:.3f}" if "right" in cell else "not measured" for cell in cells]
         gain = f"{gains[name]['low']:.2f} to {gains[name]['high']:.2f}" if name in gains else ""
         yield row(name, *scores, f"{shares[name]:.3f}" if name in shares else "", gain)
@@ -114,20 +115,57 @@ def real_written() -> Iterator[str]:
     yield f"\nThe default's share of the expert's score, 95 % intervals: {kept}. Test prompts: {counts}."
 
 
-def real_read() -> Iterator[str]:
-    """Nats per token of reference answers: a row per column."""
-    content = load("real")
-    table = content["tables"]["sets"]["five"]
+def real_read(result: str) -> Iterator[str]:
+    """Nats per token of reference answers: a row per column that read."""
+    table = load(result)["tables"]["sets"]["five"]
     yield row("", *table["tasks"])
     yield row(*["---"] * (1 + len(table["tasks"])))
     own = [cells[task]["nats"] if task in cells else float("nan") for task, cells in table["tasks"].items()]
     yield row("the expert itself", *("" if nats != nats else f"{nats:.3f}" for nats in own))
     for name in (each for each, kind in table["columns"].items() if kind != "expert"):
-        yield row(name, *(f"{cells[name]['nats']:.3f}" for cells in table["tasks"].values()))
+        cells = [task.get(name, {}) for task in table["tasks"].values()]
+        if any("nats" in cell for cell in cells):
+            yield row(name, *(f"{cell['nats']:.3f}" if "nats" in cell else "not measured" for cell in cells))
+
+
+def real_blends() -> Iterator[str]:
+    """What was asked for with capitals: a row per column, a column per blend."""
+    sets = {name: table for name, table in load("real")["tables"]["sets"].items() if name.endswith("+capitals")}
+    yield row("right without case · share of capitals", *sets)
+    yield row(*["---"] * (1 + len(sets)))
+    kinds = {name: kind for table in sets.values() for name, kind in table["columns"].items() if kind != "expert"}
+    for name in ("the domain's expert", "capitals", *kinds):
+        cells = []
+        for blend, table in sets.items():
+            cell = table["tasks"][blend].get(blend.partition("+")[0] if name == "the domain's expert" else name, {})
+            both = [cell[metric]["mean"] for metric in ("without case", "capitals") if metric in cell]
+            cells.append(" · ".join(f"{value:.3f}" for value in both) or "not measured")
+        yield row(name, *cells)
+
+
+def real_others() -> Iterator[str]:
+    """The default beside each skill's own expert in other sets: a row per set and skill."""
+    yield row("set", "skill", "the expert", "the default", "share, 95 %", "nats over the expert's")
+    yield row(*["---"] * 6)
+    for name in ("twins", "six-other", "six", "math+code"):
+        for task, cells in load("real")["tables"]["sets"].get(name, {"tasks": {}})["tasks"].items():
+            own, ours = cells.get(task, cells.get("base", {})), cells.get("belief (default)", {})
+            scores = [f"{cell['right']['mean']:.3f}" if "right" in cell else "" for cell in (own, ours)]
+            share = "{mean:.2f} ({low:.2f} to {high:.2f})".format(**ours["share"]) if "share" in ours else ""
+            read = f"{ours['nats'] / own['nats']:.4f}" if "nats" in ours and "nats" in own else ""
+            if any([*scores, read]):
+                yield row(name, task, *scores, share, read)
 
 
 BLOCKS = {
-    "experiments-real.md": {"written": real_written, "read": real_read},
+    "experiments-real.md": {
+        "written": lambda: real_written("real"),
+        "read": lambda: real_read("real"),
+        "written-bfloat16": lambda: real_written("real-bfloat16"),
+        "read-bfloat16": lambda: real_read("real-bfloat16"),
+        "blends": real_blends,
+        "others": real_others,
+    },
     "rules-evidence.md": {
         "claims": claims,
         "skills": lambda: skills(0, chains=[2]),

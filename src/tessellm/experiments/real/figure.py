@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ def draw(tables: Mapping[str, Any], out: Path) -> str:
     """real.png in `out`, of the first set."""
     name, table = next(iter(tables["sets"].items()))
     tasks = [task for task, cells in table["tasks"].items() if "right" in cells.get(task, {})]
-    columns = [column for column, kind in table["columns"].items() if kind != "expert"]
+    written = {column for task in tasks for column, cell in table["tasks"][task].items() if "right" in cell}
+    columns = [column for column, kind in table["columns"].items() if kind != "expert" and column in written]
     costs = tables["costs"]
     figure = blank(14 if costs else 8, 1.8 + 0.42 * len(columns), dpi=150, facecolor="white", layout="constrained")
     left, *right = figure.subplots(1, 2, width_ratios=(1.35, 1)) if costs else [figure.subplots()]
@@ -32,7 +34,7 @@ def draw(tables: Mapping[str, Any], out: Path) -> str:
 
 
 def _heat(ax: Any, table: Mapping[str, Any], tasks: list[str], columns: list[str]) -> None:
-    """A row per column, a tile per task: the share, and the score itself."""
+    """A row per column, a tile per task: the share, and the score itself; white where that was not measured."""
     shares = [[_share(table["tasks"][task], task, column) for task in tasks] for column in columns]
     ax.imshow(
         [[min(each, 1.2) for each in row] for row in shares] or [[0]], cmap="viridis", vmin=0, vmax=1.2, aspect="auto"
@@ -49,7 +51,7 @@ def _heat(ax: Any, table: Mapping[str, Any], tasks: list[str], columns: list[str
 
 def _share(cells: Mapping[str, Any], task: str, column: str) -> float:
     if "right" not in cells.get(column, {}):
-        return 0.0
+        return math.nan
     own = cells[task]["right"]["mean"]
     return cells[column]["right"]["mean"] / own if own else 0.0
 
