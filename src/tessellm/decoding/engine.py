@@ -168,7 +168,7 @@ class Engine:
         requests, slots, choice, special = portion.requests, portion.slots, TokenChoice.NONE, None
         if portion.last:
             choice = max(request.sampling.choice for request in requests)
-        if portion.reads is not PromptRead.NOTHING and any(request.special for request in requests):
+        if portion.reads is not PromptRead.NOTHING and any(r.voice or r.observer for r in requests):
             special = sort_rows(requests, range(len(requests)), self.voice)
         try:
             self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads)
@@ -193,7 +193,7 @@ class Engine:
             return self._decode(speculator)
         running, none = [r for r in self.in_slot if r is not None and r.asked], [0] * len(slots)
         try:
-            special = sort_rows(running, slots, self.voice) if any(r.special for r in running) else None
+            special = sort_rows(running, slots, self.voice) if any(r.voice or r.observer for r in running) else None
             if speculator:
                 result = speculator.decode(running, slots, special)
                 return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result, special)

@@ -38,10 +38,6 @@ class Request:
     asked: int = 0  # tokens that the device was asked for; some may not have arrived
     cells: int = 0  # that the next step reads: the prompt's, and one per token asked for
     drafts: bool = True  # False after a draft that a member cannot read
-    special: bool = field(init=False)  # whether it has a voice of its own or is observed
-
-    def __post_init__(self) -> None:
-        self.special = self.voice is not None or self.observer is not None
 
     @property
     def done(self) -> bool:
@@ -116,7 +112,7 @@ class RequestLimits:
         )
         if self.drafts and request.penalised:
             raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-        if self.drafts and request.special:
+        if self.drafts and (voice or request.observer):
             raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
         if voice and voice.rule.window > self.window:
             raise GenerationError(
