@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tessellm.rules import ComposedRule, Product, Rule, product
 from tessellm.rules.evidence import Evidence
-from tessellm.rules.termination import CONSERVATIVE, POLICIES, as_event, ends_of, release
+from tessellm.rules.termination import POLICIES, as_event, ends_of, release
 
 import termination_reference as slow
 
@@ -50,7 +50,7 @@ def test_every_policy_gives_a_distribution(policy, inner, seed, share):
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(2, 9), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("policy", sorted(CONSERVATIVE))
+@pytest.mark.parametrize("policy", ["owner", "rule"])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), experts=st.integers(1, 5))
 def test_conservative_policies_keep_eq_2(policy, seed, experts):

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 POLICIES = ("rule", "owner", "any", "mean", "base")
-CONSERVATIVE = frozenset({"rule", "owner"})
 READ = {"owner": frozenset({"run_owner_BT"}), "any": frozenset({"trusted_BTM"})}  # of what a rule tells, by policy
 TINY = 1e-7  # no member is surer than this that it stops
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from ..errors import MissingExtraError
-
 TESTED = "0.32"
 
 
@@ -16,12 +14,4 @@ def check_version(found: str) -> str | None:
     return (
         f"tessellm's vLLM plugin is tested with vLLM {TESTED}; this is {found}. If compositions fail to load, "
         f'install that version: pip install "vllm=={TESTED}.*"'
-    )
-
-
-def incompatible(found: str, error: Exception) -> MissingExtraError:
-    """What to say where a part of vLLM that the plugin builds on is not there."""
-    return MissingExtraError(
-        f"vLLM {found} lacks what tessellm's plugin builds on ({error}). Expected vLLM {TESTED}. "
-        f'Fix: pip install "vllm=={TESTED}.*"'
     )
