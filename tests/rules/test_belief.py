@@ -189,7 +189,25 @@ def test_rows_that_tell_nothing_need_not_be_read(words, turn, silent, styles):
     torch.testing.assert_close(rule(*later, after_rest)[0], rule(*later, after_whole)[0])
 
 
+@pytest.mark.parametrize("styles", [(), (2,)])
+@pytest.mark.parametrize("words", [3, 20])
+def test_a_prompt_that_is_only_listened_to_leaves_the_same_state(words, styles):
+    tokens = torch.tensor([[*OPENING, *[6] * words, *TURN]] * 2)
+    rule, logp = Belief(HABITS, OPENING, TURN, 6, styles), random_logp(2 + len(styles), 2, words + 4, 7, seed=words)
+    assert rule.is_asked(tokens)
+    assert not rule.is_asked(tokens[:, :-1])
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    whole, after_whole, _ = rule.explain(logp, tokens, real, None)
+    state = rule.begin(tokens[:, :2], logp)
+    for at in (slice(2, 4), slice(4, -1)):
+        state = rule.listen(logp[:, :, at], tokens[:, at], state)
+    last, after = rule(logp[:, :, -1:], tokens[:, -1:], real[:, -1:], state)
+    torch.testing.assert_close(last[:, -1], whole[:, -1])
+    torch.testing.assert_close(tuple(after), tuple(after_whole))
+
+
 def test_without_habits_every_row_counts():
+    assert not Belief((), OPENING, TURN).is_asked(torch.tensor([TURN]))
     assert Belief((), OPENING, TURN).silent_rows(torch.tensor([[*OPENING, 6, *TURN]])) == 0
 
 

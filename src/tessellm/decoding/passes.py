@@ -102,10 +102,12 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
     fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
     begun = batch.reads is PromptRead.GO_ON
     if special is None:
-        silent_BT = batch.token_BT[:, -batch.keep - silent : -batch.keep]
-        like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
-        state = work.states.read(work.voice, slot_B) if begun else work.voice.rule.begin(silent_BT, like_MBTV)
-        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state)
+        state = work.states.read(work.voice, slot_B) if begun else None
+        if silent:
+            like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
+            state = work.voice.rule.begin(batch.token_BT[:, -batch.keep - silent : -batch.keep], like_MBTV)
+        listens = silent > 0 and work.voice.rule.is_asked(fed_BT)
+        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
     else:
         logp_BV, broken_B = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
@@ -144,16 +146,21 @@ def _read_prompt(
     real_BT: Tensor,
     slot_B: Tensor,
     state: Any,
+    listens: bool = False,
 ) -> tuple[Tensor, Tensor, Explanation]:
     """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from one; the
-    last position's log-probabilities, broken members, and why the rule says so."""
+    last position's log-probabilities, broken members, and why the rule says so. `listens`: what it says before the last
+    position does not count."""
     broken_B = torch.full_like(slot_B, -1)
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))
     for at in (slice(start, start + size) for start in range(0, token_BT.shape[1], size)):
         logp_MBTV = normalised([logits[:, at] for logits in logits_M])
-        logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
         broken_B = torch.maximum(broken_B, broken_member(logp_MBTV[:, :, -1:]))
+        if listens and at.stop < token_BT.shape[1]:
+            state = voice.rule.listen(logp_MBTV, token_BT[:, at], state)
+        else:
+            logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
     work.states.write(voice, slot_B, state)
     return logp_BTV[:, -1], broken_B, why.map(lambda column: column[:, -1:])
 

@@ -68,10 +68,14 @@ def calibrated(model: ComposedForCausalLM, rule: Belief, weights: Weights) -> Be
     if marked is None:
         return rule
     rule, prompts = marked
-    number_PKN = torch.cat(list(_numbers(model, rule, prompts, weights)))
+    return replace(rule, habits=habits_of(torch.cat(list(_numbers(model, rule, prompts, weights)))).tolist())
+
+
+def habits_of(number_PKN: Tensor) -> Tensor:
+    """Means and scaled deviations of numbers on usual prompts: [K, 2N]."""
     mean_KN, deviation_KN = number_PKN.mean(0), number_PKN.std(0).clamp_min(SMALLEST)
     spread_K = ((number_PKN - mean_KN) / deviation_KN).sum(-1).std(0).clamp_min(SMALLEST)
-    return replace(rule, habits=torch.cat([mean_KN, deviation_KN * spread_K[:, None] / SPREAD], -1).tolist())
+    return torch.cat([mean_KN, deviation_KN * spread_K[:, None] / SPREAD], -1)
 
 
 def _marked(model: ComposedForCausalLM, rule: Belief) -> tuple[Belief, list[list[int]]] | None:

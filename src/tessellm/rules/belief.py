@@ -30,18 +30,17 @@ from torch import Tensor
 from .base import BaseRule
 from .equation import working_dtype
 from .fitting import check_habits, check_template
-from .laws import Readings, mixture, observe, read_rows, styled
+from .laws import Readings, activity, mixture, observe, read_rows, styled
 from .protocol import Explanation
 from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
 from .sums import always
-from .template import constant, match_opening, match_turn, silent_rows
+from .template import all_end_with, constant, match_opening, match_turn, silent_rows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
 BASE = 2.5  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
-FAR = 8.0  # no number counts for more deviations than this
 AVERAGED = 3  # numbers per expert over the window: surer than the base in nats, and in proportion; far from the base
 NUMBERS = AVERAGED + 2  # and now: sure, far from the base
 LONGEST = 1 << 16
@@ -100,11 +99,23 @@ class Belief(BaseRule):
     def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> BeliefState:
         """The state after tokens whose rows tell nothing; `like_MBTV`: as log-probabilities of the rows behind them."""
         state = self._start(like_MBTV[: len(like_MBTV) - len(self.styles)])
+        return self._note(state.ring_BWF.new_zeros(*tokens_BT.shape, state.ring_BWF.shape[-1] - 2), tokens_BT, state)
+
+    def is_asked(self, tokens_BT: Tensor) -> bool:
+        """Whether an answer begins behind these tokens: what was said of them does not count then."""
+        return self.calibrated and all_end_with(self.turn, tokens_BT)
+
+    def listen(self, logp_MBTV: Tensor, tokens_BT: Tensor, state: BeliefState) -> BeliefState:
+        """Go on over rows, none of them padding, at which nothing is said: only how the experts act counts."""
+        logp_MBTV = logp_MBTV.to(working_dtype(logp_MBTV))
+        averaged_BTKA = activity(apart(logp_MBTV, self.styles)[0] if self.styles else logp_MBTV)[1]
+        return self._note(averaged_BTKA.flatten(2), tokens_BT, state)
+
+    def _note(self, averaged_BTF: Tensor, tokens_BT: Tensor, state: BeliefState) -> BeliefState:
+        """The state after tokens of a prompt, without what was said of them."""
         read_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-        opening_BT, _ = match_opening(self.opening, tokens_BT, read_BT, state.opening_B)
-        number_BTF = state.ring_BWF.new_zeros(*tokens_BT.shape, state.ring_BWF.shape[-1] - 1)
-        new_BTF = torch.cat([number_BTF, tokens_BT[..., None].to(number_BTF.dtype)], -1)
-        ring_BWF = torch.cat([state.ring_BWF, new_BTF], 1)[:, -self.span :]
+        opening_BT, inside_BT = match_opening(self.opening, tokens_BT, read_BT, state.opening_B)
+        ring_BWF = torch.cat([state.ring_BWF, noted(averaged_BTF, inside_BT, tokens_BT)], 1)[:, -self.span :]
         return state._replace(opening_B=opening_BT[:, -1], ring_BWF=ring_BWF)
 
     def check_fit(self, experts: int, vocab_size: int) -> None:
@@ -147,10 +158,7 @@ class Belief(BaseRule):
         if self.styles:
             rows = styled(plain, logp_MBTV, self.styles)
         opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
-        counts_BT1 = (~inside_BT)[..., None].to(logp_MBTV.dtype)
-        averaged_BTF = rows.averaged_BTKA.flatten(2) * counts_BT1
-        new_BTF = torch.cat([averaged_BTF, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
-        window_BTWF = windows(state.ring_BWF, new_BTF, mask_BT)
+        window_BTWF = windows(state.ring_BWF, noted(rows.averaged_BTKA.flatten(2), inside_BT, tokens_BT), mask_BT)
         score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
         turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state.pending_BLV, state.started_B)
@@ -182,7 +190,7 @@ class Belief(BaseRule):
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
         mean_KN, deviation_KN = constant(self.habits, number_BTKN).split(NUMBERS, -1)
-        return ((number_BTKN - mean_KN) / deviation_KN).clamp(-FAR, FAR).sum(-1)
+        return ((number_BTKN - mean_KN) / deviation_KN).sum(-1)
 
     def _believe(
         self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
@@ -219,6 +227,13 @@ class Belief(BaseRule):
             new if every else torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
         )
         return BeliefState(pending, state.started_B | any_B, belief, answering_B, opening, ring)
+
+
+def noted(averaged_BTF: Tensor, inside_BT: Tensor, tokens_BT: Tensor) -> Tensor:
+    """What is kept of positions, zero inside the template's opening: the averaged numbers, whether they count, the
+    token."""
+    counts_BT1 = (~inside_BT)[..., None].to(averaged_BTF.dtype)
+    return torch.cat([averaged_BTF * counts_BT1, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
 
 
 def averages(window_BTWF: Tensor) -> Tensor:

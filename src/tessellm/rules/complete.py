@@ -124,12 +124,23 @@ class ComposedRule:
 
     def silent_rows(self, tokens_BT: Tensor) -> int:
         """How many of the first rows of texts need not be read: those that tell the rule nothing. Looks at them."""
-        found = None if self.stopping_is_event else getattr(self.rule, "silent_rows", None)
-        return 0 if found is None else found(tokens_BT)
+        return cast(Any, self.rule).silent_rows(tokens_BT) if self._can_listen else 0
+
+    def is_asked(self, tokens_BT: Tensor) -> bool:
+        """Whether what is said behind the last of these tokens is all that counts. Looks at them."""
+        return self._can_listen and cast(Any, self.rule).is_asked(tokens_BT)
 
     def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> Any:
-        """The state after so many silent rows; None where there are none."""
-        return cast(Any, self.rule).begin(tokens_BT, like_MBTV) if tokens_BT.shape[1] else None
+        """The state after silent rows, or None where the rule has none."""
+        return cast(Any, self.rule).begin(tokens_BT, like_MBTV) if self._can_listen and tokens_BT.shape[1] else None
+
+    def listen(self, logp_MBTV: Tensor, tokens_BT: Tensor, state: Any) -> Any:
+        """The state after rows at which nothing is said, none of them padding."""
+        return cast(Any, self.rule).listen(self._tilted(logp_MBTV), tokens_BT, state)
+
+    @property
+    def _can_listen(self) -> bool:
+        return hasattr(self.rule, "listen") and not self.stopping_is_event
 
     def check_fit(self, experts: int, vocab_size: int) -> None:
         """Raise ValueError where the rule's parameters are those of other members."""

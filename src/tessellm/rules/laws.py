@@ -37,19 +37,25 @@ class Readings(NamedTuple):
 
 def read_rows(logp_MBTV: Tensor) -> Readings:
     """The laws, and how sure and how far from the base each expert is."""
+    prob_MBTV, averaged_BTKA, now_BTKN = activity(logp_MBTV)
+    score_BTV = product_scores(logp_MBTV)
+    equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
+    log_z_BT = score_BTV.amax(-1) - equation_BTV.amax(-1)
+    return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
+
+
+def activity(logp_MBTV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The members' probabilities, and the numbers of each expert: those that are averaged, and those of a last row."""
     safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
     prob_MBTV = probabilities(safe_MBTV)
     own_MBT, base_MBT = own_and_base(prob_MBTV, safe_MBTV)
     entropy_MBT, kl_KBT = -own_MBT, (own_MBT - base_MBT)[1:].clamp_min(0)
-    score_BTV = product_scores(logp_MBTV)
-    equation_BTV = normalise(score_BTV, fallback=logp_MBTV[0])
     surer_KBT = entropy_MBT[:1] - entropy_MBT[1:]
     relative_MBT = (entropy_MBT + 10 * TINY).log()
     averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
     now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
     averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
-    log_z_BT = score_BTV.amax(-1) - equation_BTV.amax(-1)
-    return Readings(logp_MBTV, prob_MBTV, equation_BTV, log_z_BT, averaged_BTKA, now_BTKN)
+    return prob_MBTV, averaged_BTKA, now_BTKN
 
 
 def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings:

@@ -21,6 +21,8 @@ place that knows what a rule need not have, `BaseRule` or not:
     rule.check_fit(experts, vocab_size)        raise ValueError where its parameters are not those of such members
     rule.silent_rows(tokens_BT)                how many of the first rows of texts tell it nothing; it then has
     rule.begin(tokens_BT, like_MBTV)           the state after those tokens, whose log-probabilities are not computed
+    rule.is_asked(tokens_BT)                   whether what is said behind these tokens alone counts, and
+    rule.listen(logp_MBTV, tokens_BT, state)   the state after rows before that, at which nothing is said
     rule.lets_members_rest                     whether one member alone mostly says what it says; it then has
     rule.believed_members(state)               that member per row, and how sure the rule is of it: [B] each
 """

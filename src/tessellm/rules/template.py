@@ -36,10 +36,15 @@ def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
 def silent_rows(opening: Sequence[int], turn: Sequence[int], span: int, tokens_BT: Tensor) -> int:
     """How many of the first rows of texts tell nothing of who answers, less than all: those of the opening; and, where
     an answer begins behind the last token, those further back than the last `span`."""
-    length, first_BO, last_BO = tokens_BT.shape[1], tokens_BT[:, : len(opening)], tokens_BT[:, -len(turn) :]
-    opened = first_BO.shape[1] == len(opening) and first_BO.tolist() == [list(opening)] * len(tokens_BT)
-    asked = last_BO.tolist() == [list(turn)] * len(tokens_BT)
+    length, first_BO = tokens_BT.shape[1], tokens_BT[:, : len(opening)]
+    opened = first_BO.tolist() == [list(opening)] * len(tokens_BT)
+    asked = all_end_with(turn, tokens_BT)
     return min(max(len(opening) if opened else 0, length - span if asked else 0), length - 1)
+
+
+def all_end_with(turn: Sequence[int], tokens_BT: Tensor) -> bool:
+    """Whether an answer begins behind the last token of every text."""
+    return tokens_BT[:, -len(turn) :].tolist() == [list(turn)] * len(tokens_BT)
 
 
 def constant(numbers: Any, like: Tensor) -> Tensor:
