@@ -53,6 +53,14 @@ TITLES = {
     "BASE": "score of the base and of Eq. 2",
     SPAN: "positions that are averaged",
 }
+PANELS = (
+    ("BASE", "astray", "prompts astray, %"),
+    (SPAN, "astray", "prompts astray, %"),
+    ("BASE", "plain to the base", "plain prompts left to the base, %"),
+    ("SHARE", "nats", "nats over the expert's, %, worst skill"),
+    ("COMMIT", "nats", "nats over the expert's, %, worst skill"),
+    ("SHARE", "right", "letters: strings wholly right, %"),
+)
 LETTERS, LETTER_STRINGS = (800, 300), 4  # steps of the base and of each expert; strings per length
 
 
@@ -96,6 +104,8 @@ def measured(stored: Stored, span: int = belief.Belief.span, **changed: float) -
         astray = {skill: int((priors[skill].argmax(-1) != law).sum()) for law, skill in enumerate(skills, 1)}
         found = {f"astray {skill}": float(count) for skill, count in astray.items()}
         found["astray"] = sum(astray.values()) / sum(len(priors[skill]) for skill in skills)
+        sure = torch.cat([priors[skill].exp().amax(-1) >= 0.9 for skill in skills])
+        found["first law below .9"] = 1 - float(sure.float().mean())
         found["plain to the base"] = float((priors[PLAIN].argmax(-1) % (len(skills) + 1) == 0).float().mean())
         for law, skill in enumerate(skills, 1):
             heard = [said_TL for _, _, said_TL in stored[skill]]
@@ -148,20 +158,21 @@ def letters(seed: int) -> list[dict[str, Any]]:
 
 
 def figure(tables: Mapping[str, Any], out: Path) -> str:
-    """A column per constant: prompts astray above, nats below; a line per training."""
-    shown, axes = panels(len(VALUES), width=3.6, height=2.7, rows=2)
-    measures = (("astray", "astray, % of prompts"), ("nats", "nats over the expert's, %, worst skill"))
-    for row, (measure, label) in enumerate(measures):
-        for column, name in enumerate(VALUES):
-            ax = axes[row * len(VALUES) + column]
-            for number, seed in enumerate(tables[name][0]["trainings"]):
-                values = [100 * cell["trainings"][seed][measure] for cell in tables[name]]
-                ax.plot(VALUES[name], values, marker="o", ms=3, color=COLOURS[number], label=f"training {seed}")
-            ax.axvline(NOW[name], color=FAINT, lw=1, ls="--")
-            ax.set_ylim(bottom=min(0, ax.get_ylim()[0]), top=max(6, ax.get_ylim()[1]))
-            if name in ("SHARE", SPAN):
-                ax.set_xscale("log")
-            caption(ax, f"{name}: {TITLES[name]}" if row == 0 else "", name, label if column == 0 else "")
+    """What depends on a constant at all, a line per training: who is believed first does not depend on SHARE and
+    COMMIT, nats hardly on BASE and span."""
+    shown, axes = panels(3, width=4.2, height=2.9, rows=2)
+    for ax, (name, measure, label) in zip(axes, PANELS, strict=True):
+        lines = {f"training {seed}": [cell["trainings"][seed] for cell in tables[name]] for seed in tables["texts"]}
+        for number, (title, cells) in enumerate(
+            ({"letters": tables["letters"]} if measure == "right" else lines).items()
+        ):
+            values = [100 * cell[measure] for cell in cells]
+            ax.plot(VALUES[name], values, marker="o", ms=3, color=COLOURS[number], label=title)
+        ax.axvline(NOW[name], color=FAINT, lw=1, ls="--")
+        ax.set_ylim(0, 6 if measure in ("astray", "nats") else 100)
+        if name == "SHARE":
+            ax.set_xscale("log")
+        caption(ax, TITLES[name], name, label)
     axes[0].legend(fontsize=7, frameon=False)
     return save(shown, out, "belief-constants")
 

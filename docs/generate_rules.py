@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, IMAGES, RESULTS = ROOT / "docs", ROOT / "docs" / "images", ROOT / "results"
-FIGURES = ("skills.png", "many-experts.png", "real.png")
+FIGURES = ("skills.png", "many-experts.png", "real.png", "belief-constants.png")
 RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
 MERGES = ("task-arithmetic", "ties", "dare")
 REGIMES = ("aligned", "aware", "clean", "narrow")
@@ -78,6 +78,27 @@ def cost() -> Iterator[str]:
         names = ("eq2", "default", "eq2, compiled", "default, compiled")
         times = [f"{cell['microseconds'][name]:.0f}" for name in names]
         yield row(cell["experts"], *times, f"{cell['step_bound_microseconds']:.0f}")
+
+
+def belief_cost() -> Iterator[str]:
+    """Ratios on a CPU, with the quartiles of neighbouring turns."""
+    content = load("belief-cost")
+    yield f"{measured_on(content)} SmolLM2 and five LoRA experts, float32, one thread of a busy machine.\n"
+    yield row("", "median ratio", "quartiles", "goal")
+    yield row(*["---"] * 4)
+    words = {
+        "product": "Eq. 2's",
+        "members": "members, logits of the last row",
+        "members, all rows that the rule looks at": "members, logits of all rows that it looks at",
+    }
+    for name, table in content["tables"].items():
+        for over, what in words.items():
+            ratio = table.get(f"belief over {over}")
+            if ratio is None or (over == "product") != (name == "step"):
+                continue
+            goal = {"product": "≤ 1.05", "members": "≤ 1.15"}.get(over, "")
+            quartiles = f"{ratio['lower quartile']:.3f} to {ratio['upper quartile']:.3f}"
+            yield row(f"{name} over {what}", f"{ratio['ratio']:.3f}", quartiles, goal)
 
 
 def claims() -> Iterator[str]:
@@ -158,6 +179,7 @@ def real_others() -> Iterator[str]:
 
 
 BLOCKS = {
+    "rules.md": {"belief cost": belief_cost},
     "experiments-real.md": {
         "written": lambda: real_written("real"),
         "read": lambda: real_read("real"),
