@@ -31,10 +31,12 @@ def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = Tru
 def encode_prompt(
     model: ComposedForCausalLM, prompt: str, what: str, chat: Chat | None = None, text: str = ""
 ) -> list[int]:
-    """Tokenise a prompt, as it is or as a turn of a chat, and the text that follows it."""
+    """Tokenise a prompt, as it is or as a turn of a chat, and the text that follows it. An answer in a chat has tokens
+    of its own: one that begins with spaces must not run into the template's last newline."""
     if chat is None:
         return encode(model, prompt + text, what)
-    return encode(model, chat.put(tokenizer_of(model), prompt) + text, what, special=False)
+    asked = encode(model, chat.put(tokenizer_of(model), prompt), what, special=False)
+    return [*asked, *encode(model, text, what, special=False)]
 
 
 def encode_examples(
