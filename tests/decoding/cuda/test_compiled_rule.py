@@ -61,6 +61,7 @@ HABITS = ((0.1, 0.2, -1.0, 0.5, 0.3, 1.0, 0.5, 2.0, 1.0, 0.7), (0.3, 0.1, -2.0, 
 RULES = [
     ComposedRule(Belief()),
     ComposedRule(Belief(HABITS, opening=(0, 7), turn=(14, 21), span=4), (0.5, 1.0)),
+    ComposedRule(Belief(HABITS[:1], opening=(0, 7), turn=(14, 21), span=4, styles=(2,))),
     ComposedRule(Belief(HABITS[:1], opening=(0, 7), turn=(14, 21), span=4, styles=(2,)), (0.5, 1.0)),
     ComposedRule(Evidence(window=8), stops=ENDS, policy="owner"),
     ComposedRule(Product(), (0.5, 1.0), ENDS, "owner"),
