@@ -13,6 +13,7 @@ from tessellm.decoding.sampling import Sampling
 from tessellm.errors import MemberError, RecipeError
 from tessellm.inspect.inspection import inspect_model
 from tessellm.inspect.planning import read_needs
+from tessellm.model.variants import meant_rule
 from tessellm.recipe import read_recipe
 from tessellm.rules import product
 from tessellm.rules.belief import Belief
@@ -48,6 +49,18 @@ def test_a_recipe_says_it_in_one_word_and_a_checkpoint_keeps_it(declared, model,
     assert loaded.rule == make_rule(loaded.config) == model.rule  # as transformers and vLLM make it
 
 
+def test_what_was_declared_outlives_other_rules(declared, tmp_path):
+    made = tessellm.compose(**declared, rule="product")
+    made.save_pretrained(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert loaded.config.rule == {"name": "product"}
+    assert [row["kind"] for row in inspect_model(loaded)["members"]][2] == "full, style"
+    for rule in ("belief", "auto", {"name": "belief"}):
+        loaded.set_rule("evidence")
+        loaded.set_rule(rule)
+        assert (loaded.rule.rule.styles, loaded.rule.rule.calibrated) == ((2,), True)
+
+
 def test_a_plan_of_a_recipe_knows_the_rule(declared, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(declared))
     needs = read_needs(str(tmp_path / "recipe.json"))
@@ -79,6 +92,8 @@ def test_styles_alone_are_eq_2(chatting):
     for rule in ("auto", "belief", "product"):
         made = tessellm.compose(chatting["base"], styles, rule=rule)
         assert made.config.rule == {"name": "product"}
+    made.set_rule("belief")
+    assert made.config.rule == {"name": "product"}
     logp = made(torch.tensor([[1, 2, 3]]), output_member_logprobs=True)
     torch.testing.assert_close(logp.logits, product(logp.member_logprobs))
 
@@ -87,6 +102,10 @@ def test_without_a_chat_template_the_rule_is_belief_all_the_same(tmp_path):
     base, plain = build_model(), character_tokenizer(chat_template=None)
     sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), plain)) for seed in range(3)]
     made = tessellm.compose(sources[0], {"one": {"source": sources[1], "style": True}, "two": sources[2]})
+    assert made.config.rule == {"name": "belief", "styles": (1,)}
+    made.set_rule("evidence")
+    assert meant_rule(made, "auto") == "belief"
+    made.set_rule("auto")
     assert made.config.rule == {"name": "belief", "styles": (1,)}
 
 

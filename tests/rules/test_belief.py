@@ -211,6 +211,12 @@ def test_without_habits_every_row_counts():
     assert Belief((), OPENING, TURN).silent_rows(torch.tensor([[*OPENING, 6, *TURN]])) == 0
 
 
+def test_an_opening_in_which_an_answer_began_is_read_unless_another_begins():
+    rule = Belief(HABITS, (*OPENING, *TURN, 6), TURN, 8)
+    assert rule.silent_rows(torch.tensor([[*rule.opening, 5, 6]])) == 0
+    assert rule.silent_rows(torch.tensor([[*rule.opening, 5, *TURN]])) == len(rule.opening)
+
+
 def test_an_answer_begins_behind_the_turn_and_forgets_what_came_before():
     rule, logp = calibrated(2), random_logp(3, 1, 40, 7, seed=8)
     tokens = torch.full((1, 40), 2)

@@ -45,6 +45,7 @@ def saved_spec(saved: SavedMember, folder: Path, loading: Loading) -> MemberSpec
     return MemberSpec(
         _linked_source(saved, saved.source, folder),
         weight=saved.weight,
+        style=bool(saved.style),
         revision=saved.revision,
         dtype=saved.dtype if as_saved else None,
         quantization=saved.quantization,

@@ -35,7 +35,7 @@ def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
 
 def _member_row(model: ComposedForCausalLM, number: int) -> dict[str, Any]:
     entry = model.config.members[number]
-    style = ", style" if number in model.config.rule.get("styles", ()) else ""
+    style = ", style" if number in {*model.config.styles, *model.config.rule.get("styles", ())} else ""
     member: Any = model.members[entry["name"]]
     upto = list(model.members.values())[: number + 1]
     return {

@@ -36,6 +36,7 @@ EXPECTED = {  # by key, for messages
     "kind": "full or adapter",
     "weight": f"a number within ±{LARGEST_WEIGHT:,.0f}",
     "end_ids": "a list of token ids",
+    "style": "true, or nothing",
     "source": "a path, a hub id or a package's file",
     "revision": "a commit",
     "dtype": "float32, bfloat16, float16 or float64",
@@ -84,6 +85,7 @@ class SavedMember(BaseModel):
     kind: Literal["full", "adapter"]
     weight: Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
     end_ids: list[TokenId]  # in the composition's ids
+    style: Literal[True] | None = None  # declared to be heard in every answer
     source: Text | None = None  # None: given as a loaded model
     revision: Text | None = None  # a hub member's commit
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = (
@@ -100,13 +102,14 @@ class SavedMember(BaseModel):
             kind="adapter" if member.is_adapter else "full",
             weight=float(member.spec.weight),
             end_ids=list(end_ids),
+            style=member.spec.style or None,
             source=member.source.name if member.source else None,
             revision=member.source.revision if member.source else None,
         )
 
     def placed(self, **place: Any) -> SavedMember:
         """Return the same member, found and loaded as `place` says."""
-        always = {key: getattr(self, key) for key in ("name", "kind", "weight", "end_ids")}
+        always = {key: getattr(self, key) for key in ("name", "kind", "weight", "end_ids", "style")}
         return SavedMember(**always, **place)
 
     def entry(self) -> dict[str, Any]:

@@ -38,6 +38,11 @@ class ComposedConfig(PreTrainedConfig):
     def weights(self) -> tuple[float, ...]:
         return tuple(float(member["weight"]) for member in self.members[1:])
 
+    @property
+    def styles(self) -> list[int]:
+        """The numbers of the experts that were declared to be styles, 1 for the first."""
+        return [number for number, member in enumerate(self.members) if number and member.get("style")]
+
     def check_room(self, length: int, new: int, what: str = "the prompt", option: str = "max_new_tokens") -> None:
         """Refuse a prompt of `length` tokens that leaves no room for `new` ones, before any is written."""
         check_room(length, new, self.max_position_embeddings, what, option)

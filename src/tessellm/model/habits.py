@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..rules import DEFAULT, WITHOUT_CHAT, RuleLike, Weights, normalised, tilt
+from ..rules import DEFAULT, WITHOUT_CHAT, Product, RuleLike, Weights, normalised, tilt
 from ..rules.belief import Belief
 from ..rules.laws import read_rows
 from .usual import PROMPTS
@@ -37,7 +37,10 @@ def prepared(model: ComposedForCausalLM, rule: RuleLike, weights: Weights) -> Ru
     given: Any = {"name": rule} if isinstance(rule, str) else rule
     if not isinstance(given, Mapping) or not is_unread(given) or len(weights) != len(model.members) - 1:
         return rule
-    name, unread = given["name"], Belief(styles=given.get("styles", ()))
+    unread = Belief(styles=given.get("styles", model.config.styles))
+    name = default_rule(model) if model.config.styles else given["name"]
+    if name == Product.name:
+        return name
     if name == DEFAULT and len(weights) == 1:
         return WITHOUT_CHAT  # by which one expert speaks for itself
     if len(unread.styles) >= len(weights) or max(unread.styles, default=0) > len(weights):
@@ -53,6 +56,8 @@ def is_unread(entry: Mapping[str, Any]) -> bool:
 
 def default_rule(model: ComposedForCausalLM) -> str:
     """Name the rule that composing these members by default gives, without reading their habits."""
+    if model.config.styles:
+        return Belief.name if len(model.config.styles) < len(model.members) - 1 else Product.name
     return Belief.name if len(model.members) > 2 and can_be_read(model) else WITHOUT_CHAT
 
 

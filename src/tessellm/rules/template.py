@@ -39,7 +39,14 @@ def silent_rows(opening: Sequence[int], turn: Sequence[int], span: int, tokens_B
     length, first_BO = tokens_BT.shape[1], tokens_BT[:, : len(opening)]
     opened = first_BO.tolist() == [list(opening)] * len(tokens_BT)
     asked = all_end_with(turn, tokens_BT)
+    if not asked and _holds(opening, turn):  # an answer began there already: what follows is evidence
+        return 0
     return min(max(len(opening) if opened else 0, length - span if asked else 0), length - 1)
+
+
+def _holds(opening: Sequence[int], turn: Sequence[int]) -> bool:
+    ends = range(len(turn), len(opening) + 1)
+    return any(tuple(opening[end - len(turn) : end]) == tuple(turn) for end in ends)
 
 
 def all_end_with(turn: Sequence[int], tokens_BT: Tensor) -> bool:
