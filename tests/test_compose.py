@@ -169,6 +169,24 @@ def test_the_users_tokenizer_is_left_alone(members_dir: Path) -> None:
     assert model.tokenizer.chat_template is not None  # the expert's: the only one there is
 
 
+def test_a_chat_template_of_the_users_is_kept_with_the_composition(members_dir: Path, tmp_path: Path) -> None:
+    template = "Q: {{ messages[-1]['content'] }}\nA:"
+    model = tessellm.compose(members_dir / "base", {"x": members_dir / "math"}, chat_template=template)
+    model.save_pretrained(tmp_path / "saved")
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path / "saved")):
+        asked = each.tokenizer.apply_chat_template([{"role": "user", "content": "1+1"}], tokenize=False)
+        assert asked == "Q: 1+1\nA:"
+    for wrong, why in (
+        ("A:", "leaves out what the user says"),
+        ("{{ nobody.said }}", "cannot be run"),
+        ("{% if", "cannot"),
+    ):
+        given = {"experts": {"x": members_dir / "math"}, "chat_template": wrong}
+        assert why in refusal(lambda given=given: tessellm.compose(members_dir / "base", **given))
+    loaded = build_model("llama", 0)
+    assert "needs a tokenizer" in refusal(lambda: tessellm.compose(loaded, {"x": loaded}, chat_template=template))
+
+
 def test_mixed_architectures_compose_and_a_model_may_not_say_its_context(members_dir: Path, tmp_path: Path) -> None:
     gpt2 = save_member(build_model("gpt2", 4), tmp_path / "gpt2", character_tokenizer())
     model = tessellm.compose(members_dir / "base", {"x": gpt2, "y": build_model("gemma2", 2)})

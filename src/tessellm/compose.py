@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import MemberError, RecipeError, nearest
@@ -31,6 +32,7 @@ def compose(
     termination: str | None = None,
     device_map: str | int | Mapping[str, Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    chat_template: str | None = None,
     **loading: Any,
 ) -> ComposedForCausalLM:
     """Compose language models that share a base into one model.
@@ -42,8 +44,9 @@ def compose(
     for experts with a style, else `evidence`. `weights` maps experts to numbers, 1 where not given. `termination`
     says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
     placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
-    given as a loaded model. Everything else (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says
-    how members are loaded.
+    given as a loaded model. `chat_template` says how prompts are put (Jinja, as transformers take it), in place of the
+    members' own: with one, experts of a base without a template are composed by `belief`, too. Everything else
+    (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says how members are loaded.
     """
     specs = member_specs(base, experts, weights, device_map)
     entry = styled_entry(rule_entry(rule), specs)  # what is wrong with it should show before anything is loaded
@@ -51,6 +54,8 @@ def compose(
         check_termination(termination)
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule, termination)
+    if chat_template is not None:
+        model.tokenizer = _with_template(model.tokenizer, chat_template)
     if is_unread(entry):
         model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
     return model
@@ -260,8 +265,24 @@ def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedT
     tokenizer = next((member.tokenizer for member in members if member.tokenizer is not None), None)
     if tokenizer is None or vocabulary.chat_template in (None, tokenizer.chat_template):
         return tokenizer
+    return _with_template(tokenizer, vocabulary.chat_template)
+
+
+def _with_template(tokenizer: PreTrainedTokenizerBase | None, template: str) -> PreTrainedTokenizerBase:
+    """A tokenizer with another chat template, one that puts a prompt."""
+    if tokenizer is None:
+        raise RecipeError("a chat_template needs a tokenizer, and no member has one; give tokenizer=")
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = vocabulary.chat_template
+    tokenizer.chat_template = template
+    prompt, wrong = "what is asked", "it leaves out what the user says"
+    try:
+        put = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False)
+    except (TemplateError, TypeError, ValueError) as error:
+        put, wrong = "", f"it cannot be run: {error}"
+    if prompt not in put:
+        raise RecipeError(
+            f"chat_template: {wrong}; expected Jinja such as \"Question: {{{{ messages[-1]['content'] }}}}\\nAnswer:\""
+        )
     return tokenizer
 
 

@@ -45,6 +45,7 @@ class Recipe(_Strict):
     experts: dict[str, MemberSpec] = Field(min_length=1)
     rule: str | dict[str, Any] = DEFAULT
     termination: str | None = None
+    chat_template: str | None = None
     dtype: str | None = None
     device_map: str | int | dict[str, str | int] | None = None
     attn_implementation: str | None = None
@@ -70,6 +71,7 @@ class Recipe(_Strict):
             {name: member.seen_from(folder) for name, member in self.experts.items()},
             rule=self.rule,
             termination=self.termination,
+            chat_template=self.chat_template,
             device_map=self.device_map,
             attn_implementation=self.attn_implementation,
             trust_remote_code=self.trust_remote_code,

@@ -78,6 +78,18 @@ def test_without_a_chat_template_there_is_nothing_to_measure(chatting, tmp_path)
     assert model.rule.rule == Belief()
 
 
+def test_a_template_that_the_user_gives_says_where_answers_begin(tmp_path):
+    base = build_model(max_position_embeddings=512)
+    plain = character_tokenizer(chat_template=None)
+    sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), plain)) for seed in range(3)]
+    experts = {"one": sources[1], "two": sources[2]}
+    model = tessellm.compose(sources[0], experts, chat_template="ask: {{ messages[-1]['content'] }}\n=: ")
+    assert model.rule.rule.calibrated
+    assert plain.decode(model.rule.rule.turn) == "\n=: "
+    assert plain.decode(model.rule.rule.opening) == "ask: "
+    assert tessellm.compose(sources[0], experts).rule.rule.name != "belief"
+
+
 def test_a_context_too_short_for_the_prompts_measures_nothing(tmp_path):
     base, tokenizer = build_model(max_position_embeddings=16), character_tokenizer()
     sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), tokenizer)) for seed in range(3)]

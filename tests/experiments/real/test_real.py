@@ -304,3 +304,16 @@ def test_other_sets_are_measured_with_less():
     assert (two.rules, two.merges, two.arrow) == (("belief",), plan.merges, plan.arrow)
     assert plan.limited(5, None).of_set("twins").write == 5
     assert PLANS["cpu"].of_set("twins") == PLANS["cpu"]
+
+
+def test_a_prompt_that_failed_is_no_wrong_answer(experts, places, tmp_path, monkeypatch):
+    def write(self, asks):
+        yield from ((number, measure.Written("", 0, "error", "memory ran out")) for number in range(len(asks)))
+
+    monkeypatch.setattr(measure.BlockWriter, "write", write)
+    measuring = Measuring(SharedJournal(tmp_path / "journal.jsonl"), SMALL, print)
+    columns = own_columns(experts, SMALL)
+    task = Task("sql", (), read(places.data, "sql", "test"), 3)
+    with pytest.raises(EngineError, match="3 of 3 prompts failed, the first since memory ran out"):
+        measuring.write(columns[0], columns, [task])
+    assert not measuring.journal.entries

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import TessellmError
+from ...errors import EngineError, TessellmError
 from ...files import going_on
 from ...members import Member
 from ..lab.claims import Result
@@ -112,8 +112,12 @@ def fill(run: Run, number: int) -> None:
         own = own_columns(experts, run.plan.of_set(name))  # first: nothing has to be tuned for them
         for columns in (own, [*own, *_others(name, run, experts, measuring)]):
             for job in jobs_of(columns, tasks, measuring):
-                with suppress(BusyError):
+                try:
                     job()
+                except BusyError:
+                    pass
+                except EngineError as error:  # too many processes for the memory, perhaps: the last one tries again
+                    measuring.log(f"not measured: {error}")
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()  # other processes need it
 

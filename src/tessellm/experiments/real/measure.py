@@ -231,7 +231,7 @@ class Measuring:
         asks = [Ask(tuple(prompt), TextOptions(new)) for (prompt, _), (_, new) in zip(texts, asked, strict=True)]
         by = ("reference", self.plan.at_once) if self.by_reference(column) else ("auto", self.plan.batch_size)
         found = dict(BlockWriter(column.model, by[1], by[0], self.log).write(asks))
-        return [found[number] for number in range(len(asks))]
+        return _checked([found[number] for number in range(len(asks))], column.name)
 
     def by_reference(self, column: Column) -> bool:
         """Whether many prompts of a task are written for together, as one model does best: its steps are launches, and
@@ -276,6 +276,14 @@ class Measuring:
         scores += [-self.read([column], task)[column.name].mean for task in tasks if task not in written]
         column.release()
         return fmean(scores)
+
+
+def _checked(written: list[Written], name: str) -> list[Written]:
+    """What was written, if every prompt was: one that failed, as where memory ran out, is no wrong answer."""
+    failed = [each.error for each in written if each.error is not None]
+    if failed:
+        raise EngineError(f"{name}: {len(failed)} of {len(written)} prompts failed, the first since {failed[0]}")
+    return written
 
 
 def _prompts(examples: Sequence[Example]) -> str:
