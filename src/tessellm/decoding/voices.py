@@ -49,10 +49,6 @@ class SpecialRows:
     why: dict[Voice, Explanation] = field(default_factory=dict)
     seen: list[Mapping[str, Tensor]] = field(default_factory=list)
 
-    @property
-    def window(self) -> int:
-        return max(voice.rule.window for voice in self.voices)
-
     def observe(
         self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor, writer_B: Tensor | None = None
     ) -> None:
