@@ -1,4 +1,4 @@
-"""Whose word a token is: under a rule that believes in laws, that of whom it believes; and each member's share in it."""
+"""Whose word a token is: under a rule that believes in laws, that of whom it believes; and each member's share."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_eq_2_over_one_expert_is_that_expert() -> None:
 def test_the_base_in_a_style_is_the_styles_and_an_expert_in_it_is_the_experts(tokens: list[int], owner: int) -> None:
     logp = laws(6.0, 0.0)
     logp[2, ..., 2] += 5.0
-    logp[1, :, torch.tensor(tokens[1:] + [0]) == 0, 0] += 8.0
+    logp[1, :, torch.tensor([*tokens[1:], 0]) == 0, 0] += 8.0
     found = read(Belief(styles=(2,)), logp.log_softmax(-1), tokens)
     assert found.owner_BT[0, -6:].tolist() == [owner] * 6
     torch.testing.assert_close(found.share_BTM.sum(-1), torch.ones(1, STEPS))
