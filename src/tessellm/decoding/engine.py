@@ -154,8 +154,7 @@ class Engine:
         free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
         while free and self.waiting:
             request, held = self.waiting.popleft(), self.prefixes.written
-            rule = (request.voice or self.voice).rule
-            request.read_from = rule.reads_from(request.prompt, len(request.prompt) - 1)
+            request.read_from = (request.voice or self.voice).reads_from(request.prompt)
             slot = max(free, key=lambda slot: (self.prefixes.shared(request, held[slot]), -slot))
             free.remove(slot)
             self.in_slot[slot] = request

@@ -28,6 +28,10 @@ class Voice:
     rule: ComposedRule
     ends: frozenset[int]
 
+    def reads_from(self, prompt: Sequence[int]) -> int:
+        """Find the first token of a prompt whose log-probabilities the rule reads."""
+        return self.rule.reads_from(prompt, len(prompt) - 1)
+
 
 @dataclass(frozen=True)
 class Observed:
