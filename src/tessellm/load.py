@@ -14,10 +14,15 @@ from .rules import Product
 
 
 def load_model(
-    path: str, device: str | None = None, dtype: str | None = None, rule: str | None = None
+    path: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    rule: str | None = None,
+    only: str | None = None,
 ) -> ComposedForCausalLM:
     """A composition from its folder or hub id, or from a recipe; `rule`: what a recipe's members are composed by, if it
-    is another than its own, which might take long to make for nothing."""
+    is another than its own, which might take long to make for nothing; `only`: the one member that is wanted, if it can
+    be had without the others."""
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         from .recipe import read_recipe
 
@@ -26,7 +31,7 @@ def load_model(
         changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
         changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
         return recipe.model_copy(update=changes).compose(Path(path).parent)
-    return load(path, device_map=device, dtype=dtype or "auto")
+    return load(path, only=only, device_map=device, dtype=dtype or "auto")
 
 
 def load_speaker(
@@ -42,7 +47,7 @@ def load_speaker(
         check_alone(asked, rule, weights)
     if rule is not None:
         check_rule_name(rule)
-    model = load_model(path, device, dtype, rule if member is None else Product.name)
+    model = load_model(path, device, dtype, rule if member is None else Product.name, member)
     if member is not None:
         if member not in model.members:
             raise MemberError(no_such_speaker(asked, path, model.config.member_names))

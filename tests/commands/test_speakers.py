@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import tessellm
+from tessellm.compose import load_members
 from tessellm.load import load_speaker, split_speaker
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.voices import Speakers
@@ -50,6 +52,23 @@ def test_a_member_alone_writes_what_it_writes_without_us(cli: Cli, out: Path, me
     own.tokenizer = composed.tokenizer
     ran = cli("generate", f"{out}:{member}", PROMPT, "--max-new-tokens", 8)
     assert (ran.code, ran.out) == (0, written(own) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("member", "read"), [("base", {"base"}), ("math", {"base", "math"}), ("lora", {"base", "lora"})]
+)
+def test_of_a_saved_composition_no_other_expert_is_loaded(
+    out: Path, member: str, read: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def noting(specs: Any, loading: Any) -> Any:
+        asked.extend(specs)
+        return load_members(specs, loading)
+
+    monkeypatch.setattr(import_module("tessellm.checkpoint.load"), "load_members", noting)
+    found = load_speaker(f"{out}:{member}")
+    assert (set(asked), list(found.members)) == (read, [member])
 
 
 def test_a_folder_with_a_colon_is_a_model(tmp_path: Path) -> None:

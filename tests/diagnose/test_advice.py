@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import tessellm
 from tessellm.diagnose import kept
-from tessellm.diagnose.advice import MOST, Symptoms, advise
+from tessellm.diagnose.advice import MOST, Symptoms, advise, nothing_better
 from tessellm.diagnose.changes import Change, Effect, likelihoods, other_ways
 from tessellm.diagnose.interference import Interference, Pair
 from tessellm.diagnose.rates import Rate
@@ -71,10 +72,17 @@ def test_no_action_is_advised_that_does_not_help() -> None:
     said = advise(Symptoms(found, "product", (1.0, 1.0), Rate(1, 1, 1), 0.0, 12, False, effects))
     assert all(each.effect is None for each in said)
     assert (
-        "Keep both: nothing that was tried is better (log-likelihood per token −1.00; leave out a: −1.20)"
-        in said[0].text
+        "Keep both: nothing that was tried is better by more than 0.02 nats (log-likelihood per token −1.00; leave out "
+        "a: −1.20)" in said[0].text
     )
     assert "Keep rule: product: nothing that was tried is better" in said[1].text
+
+
+def test_how_much_is_noise_is_said_beside_numbers_that_are_better() -> None:
+    a_little = replace(effect("rule", (0.009, 0.009)), given=False)
+    assert nothing_better([a_little]).startswith("nothing that was tried is better by more than 1\u00a0% (predicted")
+    by_one_text = effect("rule", (2.0, -0.1, -0.1))
+    assert "by more than 0.02 nats without losing on more texts than it wins on (" in nothing_better([by_one_text])
 
 
 def test_what_helps_most_comes_first() -> None:

@@ -241,7 +241,7 @@ def test_belief_shows_which_law_speaks(letters: Running, opened: Any) -> None:
     page.locator("#output .t").nth(2).focus()
     panel = page.locator("#panel")
     assert f"speaks: {max(belief, key=lambda law: belief[law])}" in panel.inner_text()
-    assert panel.locator("th[scope=col]").all_inner_texts() == ["who", "this token", "belief", "favourites"]
+    assert panel.locator("th[scope=col]").all_inner_texts() == ["who", "this token", "belief", "share", "favourites"]
     row = panel.locator("tbody tr", has_text="three").locator("td").nth(1)
     assert row.inner_text() == f"{100 * belief['three']:.1f} %"
     assert panel.locator("tbody tr", has_text="Eq. 2").count() == 1

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tessellm
 from tessellm.rules import RULES, ComposedRule
+from tessellm.rules.belief import Belief
 from tessellm.tune import sparse_rows
 from tessellm.tune.likelihood import Objective, tune
 from tessellm.tune.reading import read
@@ -43,6 +44,13 @@ def kept(rule: ComposedRule, logp_MTV: Tensor, ids_T: Tensor) -> tuple[NamedColu
     kept_MTC = keep_columns(logp_MTV, own_D, torch.Generator().manual_seed(0), whole=False)
     counts_T = torch.ones(ROWS, dtype=torch.bool)
     return labels, SparseText(kept_MTC, column_T[:-1], column_T[1:], counts_T, len(own_D))
+
+
+def test_token_ids_become_columns_and_other_numbers_stay() -> None:
+    rule = ComposedRule(Belief((), (900, 5), (7, 30), styles=(2,)), stops=ENDS)
+    labels = NamedColumns.of(rule, VOCABULARY)
+    assert labels.named == (5, 7, 9, 30, 900)
+    assert labels.rule(rule).rule == Belief((), (4, 0), (1, 3), styles=(2,))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -117,6 +125,11 @@ def test_a_text_is_read_in_blocks_from_where_the_rule_looks(members_dir: Path, m
         assert all(block.counts_T.all() for block in blocks)
     model.set_rule("evidence")
     assert sum(len(block.token_T) for block in read(model, text)) == 35  # its window holds the prompt
+    habits = [[0.0] * 5 + [1.0] * 5]
+    model.set_rule(Belief(habits, turn=(8,), span=2))
+    assert sum(len(block.token_T) for block in read(model, text)) == 35 - 2  # an answer began behind token 8, the fifth
+    model.set_rule(Belief(habits, turn=(30,), span=2))
+    assert sum(len(block.token_T) for block in read(model, text)) == 24 + 2  # none has begun
 
 
 def test_tuning_by_sparse_rows_finds_what_whole_rows_find(members_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

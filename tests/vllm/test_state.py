@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from vllm.forward_context import override_forward_context
 
+from tessellm.rules import ComposedRule
+from tessellm.rules.belief import Belief
 from tessellm.rules.evidence import Evidence
 from tessellm.vllm.memory import LAYER, Memory, Step
 from tessellm.vllm.state import States
@@ -24,7 +26,12 @@ from engines import CONTEXT  # noqa: F401 - sets vLLM's environment first
 
 MEMBERS, VOCABULARY, BLOCK, BLOCKS = 3, 6, 4, 16
 SIZE = MEMBERS * VOCABULARY
-RULE = Evidence(window=7, interference=0.2)
+HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),) * (MEMBERS - 1)
+RULES = {
+    "evidence": ComposedRule(Evidence(window=7, interference=0.2)),
+    "belief": ComposedRule(Belief(HABITS, (4,), (3,), 3)),  # an answer may have begun before its window
+    "belief without habits": ComposedRule(Belief(span=3)),
+}
 
 
 @cache
@@ -40,11 +47,11 @@ def logprobs(hidden_NH: Tensor) -> Tensor:
 
 
 @cache
-def whole_text(tokens: tuple[int, ...]) -> Tensor:
+def whole_text(rule: str, tokens: tuple[int, ...]) -> Tensor:
     """The rule over all of a text, from its beginning: [T, V]."""
     hidden_TH = torch.stack([hidden_of(tokens[: end + 1]) for end in range(len(tokens))])
     token_1T = torch.tensor([list(tokens)])
-    logp_1TV, _ = RULE(logprobs(hidden_TH)[:, None], token_1T, torch.ones_like(token_1T, dtype=torch.bool), None)
+    logp_1TV, _ = RULES[rule](logprobs(hidden_TH)[:, None], token_1T, torch.ones_like(token_1T, dtype=torch.bool), None)
     return logp_1TV[0]
 
 
@@ -93,7 +100,7 @@ class Pages:
         text.blocks, text.read = [], 0
 
 
-def make_states(requests: int) -> States:
+def make_states(rule: str, requests: int) -> States:
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.float32),
         cache_config=SimpleNamespace(block_size=BLOCK),
@@ -101,7 +108,7 @@ def make_states(requests: int) -> States:
     )
     memory = Memory(config, SIZE)
     memory.bind_kv_cache(torch.zeros(BLOCKS, 1, BLOCK, SIZE))
-    return States(RULE, memory, requests, SIZE, logprobs)
+    return States(RULES[rule], memory, requests, SIZE, logprobs)
 
 
 def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tensor]:
@@ -125,10 +132,12 @@ def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tenso
     return step, hidden_TH
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_rows_are_those_of_the_whole_text(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "rule"), [(seed, name) for name in RULES for seed in range(8 if name == "evidence" else 3)]
+)
+def test_rows_are_those_of_the_whole_text(seed: int, rule: str) -> None:
     chance = random.Random(seed)
-    states, pages = make_states(requests=4 if seed % 2 else 40), Pages(chance)  # few seats, and many
+    states, pages = make_states(rule, requests=4 if seed % 2 else 40), Pages(chance)  # few seats, and many
     texts: list[Text] = []
     old = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 20))] for _ in range(3)]
     for _ in range(200):
@@ -151,9 +160,9 @@ def test_rows_are_those_of_the_whole_text(seed: int) -> None:
             last_B = step.start_B[1:].long() - 1
             found_BV = states.last_rows(step, hidden_TH[last_B])
             for row, (text, _) in enumerate(batch):
-                rows_TV = whole_text(tuple(text.tokens[: text.read]))
+                rows_TV = whole_text(rule, tuple(text.tokens[: text.read]))
                 torch.testing.assert_close(found_BV[row], rows_TV[-1], atol=1e-5, rtol=0)
-            check_stretch(states, step, hidden_TH, batch, chance)
+            check_stretch(rule, states, step, hidden_TH, batch, chance)
             for text, _ in batch:
                 pages.filled(text)
                 if text.read == len(text.tokens):
@@ -166,12 +175,12 @@ def test_rows_are_those_of_the_whole_text(seed: int) -> None:
 
 
 def check_stretch(
-    states: States, step: Step, hidden_TH: Tensor, batch: list[tuple[Text, int]], chance: random.Random
+    rule: str, states: States, step: Step, hidden_TH: Tensor, batch: list[tuple[Text, int]], chance: random.Random
 ) -> None:
     """Rows of any stretch of the batch, as for the log-probabilities of prompts."""
     first = chance.randrange(len(hidden_TH))
     last = chance.randrange(first + 1, len(hidden_TH) + 1)
-    wanted_TV = torch.cat([whole_text(tuple(text.tokens[: text.read]))[-count:] for text, count in batch])
+    wanted_TV = torch.cat([whole_text(rule, tuple(text.tokens[: text.read]))[-count:] for text, count in batch])
     found_TV = states.rows(step, first, hidden_TH[first:last])
     torch.testing.assert_close(found_TV, wanted_TV[first:last], atol=1e-5, rtol=0)
 
@@ -179,10 +188,10 @@ def check_stretch(
 def test_a_block_that_was_another_texts_forgets_it() -> None:
     """One text ends where a block ends; the block goes to a second text; a third shares it and reads one token more."""
     for seed in range(10):
-        chance, states = random.Random(seed), make_states(requests=8)
+        chance, states = random.Random(seed), make_states("evidence", requests=8)
         one, two = ([chance.randrange(VOCABULARY) for _ in range(BLOCK)] for _ in range(2))
         texts = [Text(one, blocks=[1]), Text([*two, 0, 1], blocks=[1, 2]), Text([*two, 3], read=BLOCK, blocks=[1, 3])]
         for text in texts:
             step, hidden_TH = run_step(states, [(text, len(text.tokens) - text.read)])
             found_1V = states.last_rows(step, hidden_TH[-1:])
-            torch.testing.assert_close(found_1V[0], whole_text(tuple(text.tokens))[-1], atol=1e-5, rtol=0)
+            torch.testing.assert_close(found_1V[0], whole_text("evidence", tuple(text.tokens))[-1], atol=1e-5, rtol=0)

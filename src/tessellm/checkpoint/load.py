@@ -11,9 +11,11 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..compose import assemble, load_members, make_loading, place
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MemberError
 from ..members import load_tokenizer, sources
 from ..model import ComposedConfig, ComposedForCausalLM
+from ..model.variants import no_such_speaker
+from ..rules import Product
 from ..vocabulary import Alignment, Vocabulary
 from .links import saved_spec
 from .reader import read_config, saved_members
@@ -35,21 +37,30 @@ NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without 
 }
 
 
-def load(path: str | Path, *, config: ComposedConfig | None = None, **options: Any) -> ComposedForCausalLM:
-    """Read a composition's folder, or a hub repository that holds one."""
+def load(
+    path: str | Path, *, config: ComposedConfig | None = None, only: str | None = None, **options: Any
+) -> ComposedForCausalLM:
+    """Read a composition's folder, or a hub repository that holds one. `only`: no member but that one and the base,
+    which an adapter needs; they are then composed by Eq. 2."""
     revision, device_map = options.pop("revision", None), options.pop("device_map", None)
     loading = make_loading(options)
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
     config = config or read_config(folder)
-    saved = saved_members(config, folder)
+    saved, rule, termination = saved_members(config, folder), config.rule, config.termination
+    if only is not None:
+        names = [member.name for member in saved]
+        if only not in names:
+            raise MemberError(no_such_speaker(f"{path}:{only}", str(path), names))
+        saved = [member for member in saved if member.name in (names[0], only)]
+        rule, termination = {"name": Product.name}, "rule"
     specs = {member.name: saved_spec(member, folder, loading) for member in saved}
     members = load_members(place(specs, device_map), loading)
     tensors = read_own_tensors(folder)
     alignments = {name: saved_alignment(tensors, name, config.vocab_size) for name in specs}
     ends = {member.name: tuple(member.end_ids) for member in saved}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
-    model = assemble(members, config.rule, config.termination, vocabulary)
+    model = assemble(members, rule, termination, vocabulary)
     for key in ("max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
         setattr(model.config, key, getattr(config, key))
     model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops

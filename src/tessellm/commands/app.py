@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..errors import nearest, quoted
 from .bench import bench
 from .compose import compose
 from .demo import demo
@@ -22,6 +24,8 @@ from .reproduce import reproduce
 from .serve import serve
 from .tune import tune
 
+NO_CHOICE = re.compile(r"(?:Value error, )?'(.*)' is not one of ('.*')\.")  # as typer says it
+
 
 class Commands(TyperGroup):
     """Tells of a Ctrl-C, which typer would end at without a word."""
@@ -34,6 +38,17 @@ class Commands(TyperGroup):
 
 
 class Command(GroupedHelp):
+    """Notes that it has begun, and names the word that a wrong choice is nearest to."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if told := NO_CHOICE.fullmatch(error.message):
+                given, known = told[1], re.findall(r"'([^']*)'", told[2])
+                error.message = f"there is no {quoted(given)}; {nearest(given, known)}"
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         ctrl_c.begun = True
         return super().invoke(ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -42,7 +42,7 @@ class ByScore:
     develop: Annotated[int, typer.Option(min=1, help="Development problems per task.")] = 50
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder; a stopped run goes on there.")] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8
-    engine: Annotated[str, typer.Option(help="auto, or reference for the slow path.")] = "auto"
+    engine: Annotated[Literal["auto", "reference"], typer.Option(help="reference: the slow path.")] = "auto"
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class Engine:
         self.speculator = Speculator(wanted, model, self.steps) if drafts else None
         strict = drafts and not wanted.by_belief  # where members rest, requests that cannot have drafts go without
         self.limits = RequestLimits(model.config.vocab_size, self.context, self.window, strict)
-        self.prefixes = Prefixes(slots, self.context if plain else self.window + 1)
-        self.schedule = PromptSchedule(self.prefixes, self.window, model.rule.window, model.device.type == "cuda")
+        self.prefixes = Prefixes(slots, on=not plain)
+        self.schedule = PromptSchedule(self.prefixes, self.window, model.device.type == "cuda")
         self.most_rows = slots  # less when memory runs out
         self.waiting: deque[Request] = deque()
         self.in_slot: list[Request | None] = [None] * slots
@@ -153,9 +153,9 @@ class Engine:
         free = [slot for slot, request in enumerate(self.in_slot) if request is None]
         free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
         while free and self.waiting:
-            request = self.waiting.popleft()
-            held = self.prefixes.written
-            slot = max(free, key=lambda slot: (self.prefixes.shared(request.prompt, held[slot]), -slot))
+            request, held = self.waiting.popleft(), self.prefixes.written
+            request.read_from = (request.voice or self.voice).reads_from(request.prompt)
+            slot = max(free, key=lambda slot: (self.prefixes.shared(request, held[slot]), -slot))
             free.remove(slot)
             self.in_slot[slot] = request
             self.steps.work.slots.enter(slot, request.sampling, self.model.config.vocab_size)
@@ -171,7 +171,7 @@ class Engine:
         if portion.reads is not PromptRead.NOTHING and any(r.voice or r.observer for r in requests):
             special = sort_rows(requests, range(len(requests)), self.voice)
         try:
-            self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads)
+            self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads, portion.rows)
         except torch.OutOfMemoryError as error:
             _return_memory()
             if not self.schedule.feed_less(portion):

@@ -89,11 +89,8 @@ class Workspace:
 def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: SpecialRows | None = None) -> None:
     """Feed tokens of prompts, padded on the left; at the prompts' ends also choose their first new tokens."""
     slots, slot_B = work.slots, batch.slot_B
-    if batch.reads is not PromptRead.NOTHING:  # the rules need the logits of their windows, at the prompts' ends
-        window = special.window if special else work.voice.rule.window
-        batch = replace(batch, keep=min(batch.token_BT.shape[1], window + 1))
-        silent = 0 if special else _silent_rows(work.voice, batch)
-        batch = replace(batch, keep=batch.keep - silent)
+    silent = 0 if special else _silent_rows(work.voice, batch)
+    batch = replace(batch, keep=batch.keep - silent)
     logits_M = member_logits(work.groups, batch)
     if batch.reads is PromptRead.NOTHING:
         slots.logprob_S[slot_B] = 0.0

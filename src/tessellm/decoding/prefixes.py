@@ -11,13 +11,13 @@ WORTH = 16  # a shared beginning of fewer tokens is fed again
 
 
 class Prefixes:
-    """Tokens in each slot's cache, in use or not. The last `fresh` tokens of a prompt are always fed: the rule needs
-    its members' log-probabilities there."""
+    """Tokens in each slot's cache, in use or not. Those that the rule reads of a prompt are always fed: it needs its
+    members' log-probabilities there."""
 
-    def __init__(self, slots: int, fresh: int):
+    def __init__(self, slots: int, on: bool = True):
+        """`on`: whether caches can be copied; else every prompt is fed from its beginning."""
         self.written: list[list[int]] = [[] for _ in range(slots)]
-        self.fresh = fresh
-        self.reused_tokens = 0
+        self.on, self.reused_tokens = on, 0
 
     def wrote(self, slot: int, tokens: Sequence[int]) -> None:
         self.written[slot] = list(tokens)
@@ -29,19 +29,21 @@ class Prefixes:
     def moved(self, source: int, target: int) -> None:
         self.written[target] = self.written[source]
 
-    def shared(self, prompt: Sequence[int], held: Sequence[int]) -> int:
+    def shared(self, request: Request, held: Sequence[int]) -> int:
         """Count the tokens with which a prompt begins as `held` does, where a cache that holds these saves feeding."""
-        pairs = enumerate(zip(prompt, held, strict=False))
+        if not self.on or request.read_from < WORTH:
+            return 0
+        pairs, prompt = enumerate(zip(request.prompt, held, strict=False)), request.prompt
         common = next((place for place, (one, other) in pairs if one != other), min(len(prompt), len(held)))
-        usable = min(common, len(prompt) - self.fresh)
+        usable = min(common, request.read_from)
         return usable if usable >= WORTH else 0
 
-    def reuse(self, prompt: Sequence[int], slot: int, copy: Callable[[int, int, int], None]) -> int:
+    def reuse(self, request: Request, slot: int, copy: Callable[[int, int, int], None]) -> int:
         """Bring a shared beginning into a prompt's slot; count the tokens that this saves."""
-        saved, _, source = max((self.shared(prompt, held), n == slot, n) for n, held in enumerate(self.written))
+        saved, _, source = max((self.shared(request, held), n == slot, n) for n, held in enumerate(self.written))
         if saved and source != slot:
             copy(source, slot, saved)
-        self.written[slot] = list(prompt[:saved])
+        self.written[slot] = request.prompt[:saved]
         self.reused_tokens += saved
         return saved
 
@@ -52,6 +54,6 @@ class Prefixes:
                 continue
             ahead = (other.fed, -other.number) > (request.fed, -request.number)
             confirmed = min(other.fed, len(self.written[slot]))
-            if ahead and self.shared(request.prompt, other.prompt) > confirmed:
+            if ahead and self.shared(request, other.prompt) > confirmed:
                 return True
         return False

@@ -20,6 +20,7 @@ from .slots import PromptRead
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass
+READ = 256  # of them that a rule reads at once, whose logits are all computed, unless its window is longer
 CHUNK_ON_GPU = 2048  # there, starting the kernels of a pass takes as long as computing so many
 PASS_TOKENS_ON_GPU = 4096
 MOST_PADDED = 1.5  # padded tokens of a pass over its real ones
@@ -36,6 +37,12 @@ class Portion:
     last: bool
     reads: PromptRead
 
+    @property
+    def rows(self) -> int:
+        """Count the last positions of the pass that the rule reads, if it reads any."""
+        pairs = zip(self.requests, self.counts, strict=True)
+        return max(min(count, request.fed + count - request.read_from) for request, count in pairs)
+
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Lay out tokens and positions, padded on the left with tokens of the same row: [B, width]."""
         tokens, positions, width = [], [], max(self.counts)
@@ -49,9 +56,9 @@ class Portion:
 class PromptSchedule:
     """Chooses what each pass feeds of the prompts in the slots."""
 
-    def __init__(self, prefixes: Prefixes, window: int, own_window: int, on_gpu: bool):
-        """`window`: the longest of any rule; `own_window`: that of requests without a voice of their own."""
-        self.prefixes, self.window, self.own_window = prefixes, window, own_window
+    def __init__(self, prefixes: Prefixes, window: int, on_gpu: bool):
+        """`window`: the longest of any rule."""
+        self.prefixes, self.window = prefixes, window
         self.chunk = CHUNK_ON_GPU if on_gpu else CHUNK  # less when memory runs out
         self.pass_tokens = PASS_TOKENS_ON_GPU if on_gpu else PASS_TOKENS
         self.on_gpu = self.patient = on_gpu  # there one prompt costs what several do
@@ -76,7 +83,7 @@ class PromptSchedule:
         kind = (False, PromptRead.NOTHING)
         for slot, request in sorted(rows.items(), key=lambda row: row[1].number):
             if not request.fed:
-                request.advance(fed=self.prefixes.reuse(request.prompt, slot, copy))
+                request.advance(fed=self.prefixes.reuse(request, slot, copy))
             count, own = self._piece(request, paced)
             padded = max([count, *takes.values()]) * (len(takes) + 1)
             fits = padded <= min(most, MOST_PADDED * (sum(takes.values()) + count))
@@ -87,18 +94,18 @@ class PromptSchedule:
         return Portion([rows[slot] for slot in takes], list(takes), list(takes.values()), *kind)
 
     def _piece(self, request: Request, paced: int | None) -> tuple[int, tuple[bool, PromptRead]]:
-        """Choose how many tokens of a prompt are fed next; whether it ends with them, and what its rule reads of them:
-        the window at the prompt's end, which is fed at once unless others would wait for it, then piece by piece."""
+        """Choose how many tokens of a prompt are fed next; whether it ends with them, and what its rule reads of them.
+        What it reads is fed at once, unless others would wait for it or there is much of it: then piece by piece."""
         left, chunk = len(request.prompt) - request.fed, min(self.chunk, paced or self.chunk)
-        window = request.voice.rule.window if request.voice else self.own_window
-        outside = max(0, left - window - 1)  # tokens before those that the rule reads
-        begun = left <= window and request.fed > 0
-        if begun or (paced is not None and not self.on_gpu and left > chunk):
-            count = min(chunk, outside or left)
-            reads = PromptRead.GO_ON if begun else PromptRead.NOTHING if outside else PromptRead.BEGIN
-            return count, (count == left, reads)
-        ends = left <= chunk + self.window
-        return (left, (True, PromptRead.BEGIN)) if ends else (chunk, (False, PromptRead.NOTHING))
+        outside = max(0, request.read_from - request.fed)  # tokens before those that the rule reads
+        begun = request.fed > request.read_from
+        slowly = begun or (paced is not None and not self.on_gpu and left > chunk)
+        if not slowly and left <= chunk + self.window and left - outside <= max(READ, self.window + 1):
+            return left, (True, PromptRead.BEGIN)
+        if outside:
+            return min(chunk, outside), (False, PromptRead.NOTHING)
+        count = min(chunk, READ, left)
+        return count, (count == left, PromptRead.GO_ON if begun else PromptRead.BEGIN)
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since

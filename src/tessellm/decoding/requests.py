@@ -34,6 +34,7 @@ class Request:
     error: str | None = None
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None  # when the first token arrived
+    read_from: int = 0  # the first prompt token whose log-probabilities the rule reads
     fed: int = 0  # prompt tokens in the cache
     asked: int = 0  # tokens that the device was asked for; some may not have arrived
     cells: int = 0  # that the next step reads: the prompt's, and one per token asked for

@@ -36,12 +36,14 @@ class Steps:
         choice: TokenChoice,
         special: SpecialRows | None = None,
         reads: PromptRead = PromptRead.BEGIN,
+        rows: int = 1,
     ) -> None:
-        """Feed tokens of prompts, padded on the left, given on the host."""
+        """Feed tokens of prompts, padded on the left, given on the host; the rule reads the last `rows` of them."""
         stop, start, width = int(position_BT.max()) + 1, int(position_BT[0, 0]), position_BT.shape[1]
         alike = start >= 0 and bool((position_BT == torch.arange(start, start + width)).all())
         slot_B, token_BT, position_BT = map(self.on_device, (torch.tensor(slots), token_BT, position_BT))
-        batch = TokenBatch(token_BT, position_BT, slot_B, stop, start=start if alike else None, reads=reads)
+        keep = 1 if reads is PromptRead.NOTHING else rows
+        batch = TokenBatch(token_BT, position_BT, slot_B, stop, keep, start=start if alike else None, reads=reads)
         prefill(self.work, batch, choice, special)
 
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:

@@ -28,6 +28,10 @@ class Voice:
     rule: ComposedRule
     ends: frozenset[int]
 
+    def reads_from(self, prompt: Sequence[int]) -> int:
+        """Find the first token of a prompt whose log-probabilities the rule reads."""
+        return self.rule.reads_from(prompt, len(prompt) - 1)
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -48,10 +52,6 @@ class SpecialRows:
     observed: list[Observed]
     why: dict[Voice, Explanation] = field(default_factory=dict)
     seen: list[Mapping[str, Tensor]] = field(default_factory=list)
-
-    @property
-    def window(self) -> int:
-        return max(voice.rule.window for voice in self.voices)
 
     def observe(
         self, logits_M: Sequence[Tensor], composed_BV: Tensor, token_B: Tensor, writer_B: Tensor | None = None

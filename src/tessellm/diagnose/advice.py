@@ -95,8 +95,12 @@ def doubtful(found: Interference) -> list[str]:
 
 
 def nothing_better(tried: Sequence[Effect]) -> str:
+    """Say by how much nothing is better, and what was tried."""
     first, each = tried[0], "; ".join(each.short for each in tried)
-    return f"nothing that was tried is better ({first.unit} {first.number(fmean(first.before))}; {each})"
+    least = f"{first.least:g} nats" if first.given else f"{first.least:.0%}".replace("%", "\u00a0%")
+    but = " without losing on more texts than it wins on" if any(each.gain > each.least for each in tried) else ""
+    before = f"{first.unit} {first.number(fmean(first.before))}"
+    return f"nothing that was tried is better by more than {least}{but} ({before}; {each})"
 
 
 def remedy(tried: Sequence[Effect], keep: str) -> tuple[str, Effect | None]:

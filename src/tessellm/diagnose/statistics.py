@@ -28,7 +28,8 @@ ACTIVE = 0.1  # an expert is active where it diverges from the base by more than
 class Statistics(NamedTuple):
     """One row a position; the row at t is about the law of the next token."""
 
-    owner_BT: Tensor  # the member whose law the composed one is nearest to; the base if it is within ACTIVE of that
+    owner_BT: Tensor  # whose word it is: see `owners`
+    share_BTM: Tensor  # of each member in what is said, as the rule has it; sums to 1
     divergence_BTK: Tensor  # KL(p_i ‖ p_b), nats
     jensen_shannon_BTK: Tensor  # nats
     total_variation_BTK: Tensor
@@ -65,7 +66,8 @@ def statistics(
     ids_BTNC = rows.top_ids_RNC
     ideal_BT, idle_BT = rule.idle_budget(rows.divergence_RK, rows.epsilon_RK, why)
     return Statistics(
-        owner_BT=nearest_BT * (rows.away_RM[..., 0] > gap_kl_BT + ACTIVE),
+        owner_BT=owners(nearest_BT * (rows.away_RM[..., 0] > gap_kl_BT + ACTIVE), why),
+        share_BTM=why.belief_BTM,
         divergence_BTK=rows.divergence_RK,
         jensen_shannon_BTK=rows.jensen_shannon_RK,
         total_variation_BTK=rows.total_variation_RK,
@@ -85,6 +87,17 @@ def statistics(
         hazard_BTN=hazards(logp_MBTV, composed_BTV, ends),
         **{name: why.more[name] for name in TOLD if name in why.more},
     )
+
+
+def owners(nearest_BT: Tensor, why: Explanation) -> Tensor:
+    """Name the member whose word a row is. Where the rule believes in laws, the one that it believes most: an answer by
+    one expert is that expert's, also where the base would say the same. Else, and where Eq. 2 is believed most: the
+    member whose law the composed one is nearest to, the base if it is within ACTIVE of that."""
+    law_BTL = why.more.get("law_BTL")
+    if law_BTL is None:
+        return nearest_BT
+    several_BT = (law_BTL.argmax(-1) == law_BTL.shape[-1] - 1) & (why.owner_BT == 0)
+    return torch.where(several_BT, nearest_BT, why.owner_BT)
 
 
 def hazards(logp_MBTV: Tensor, composed_BTV: Tensor, stops: tuple[tuple[int, ...], ...]) -> Tensor:

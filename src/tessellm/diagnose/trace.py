@@ -22,14 +22,15 @@ from ..model.cache import Observer
 from ..model.rows import slices
 from .recorder import Recorder
 
-COMPOSED = "composed"
+COMPOSED, EQUATION = "composed", "Eq. 2"
 
 
 @dataclass(frozen=True)
 class Trace:
     """Tensors by name, as attributes and by `trace["owner"]`. Where `scored` is False the others mean nothing.
 
-    owner [B,T]            whose law the composed one is nearest to: 0 the base, i expert i
+    owner [B,T]            whose word it is: 0 the base, i expert i
+    share [B,T,M]          of each member in what is said; a style's is what it moved
     divergence [B,T,K]     KL(p_i ‖ p_b); also jensen_shannon, total_variation, and epsilon: sup_v |log p_i − log p_b|
     log_z [B,T]            of Eq. 2 over all experts; pair_log_z, pair_accord [B,T,K,K] of any two
     clash [B,T]            total variation between Eq. 2 over all experts and the nearest member, whatever the rule
@@ -39,6 +40,7 @@ class Trace:
     logprob, entropy, hazard [B,T,N]     of the token written; of the law; the probability of stopping
     top_ids, top_logprobs [B,T,N,5]      every voice's favourites
     evidence, trusted [B,T,M]; interference, blended [B,T]      where the rule weighs evidence
+    law [B,T,M+1]          where it is a mixture: the belief in the base, every expert and Eq. 2
     """
 
     members: tuple[str, ...]
@@ -98,10 +100,10 @@ class Trace:
             "text": text, "position": position, "id": token, "token": self.token_text(token),
             "owner": self.members[int(self.owner[at])],
         }  # fmt: skip
-        names = {"K": self.members[1:], "M": self.members, "N": voices}
+        names = {"K": self.members[1:], "M": self.members, "N": voices, "L": (*self.members, EQUATION)}
         for name, axis in PER_MEMBER.items():
             if name in self.tensors:
-                row[name] = dict(zip(names[axis], self[name][at].tolist(), strict=True))
+                row[IN_ROWS.get(name, name)] = dict(zip(names[axis], self[name][at].tolist(), strict=True))
         for name in PER_TOKEN:
             if name in self.tensors:
                 row[name] = self[name][at].item()
@@ -136,8 +138,9 @@ class Trace:
 
 PER_MEMBER = {
     "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K", "evidence": "M", "trusted": "M",
-    "logprob": "N", "entropy": "N", "hazard": "N",
+    "logprob": "N", "entropy": "N", "hazard": "N", "share": "M", "law": "L",
 }  # fmt: skip
+IN_ROWS = {"law": "belief"}  # as the server names it
 PER_TOKEN = ("log_z", "clash", "novel", "gap", "gap_kl", "bound", "idle", "interference", "blended")
 
 

@@ -34,17 +34,14 @@ class ComposedCache(Cache):
         self.offloading = False
         self.observer: Observer | None = None  # sees rows as they are composed; cannot follow rows that move
 
-    def compose(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, fresh: bool = False) -> Tensor:
-        """Run the rule from the state remembered (or, if fresh, from none), and remember where it ended."""
+    def compose(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Run the rule from the state remembered, and remember where it ended."""
         if self._recording and self.rule.window:
-            if fresh:
-                self._recorded, self._state_before = [], None
             self._recorded.append((logp_MBTV, tokens_BT, mask_BT))
-        state = None if fresh else self.state
         if self.observer is None:
-            logp_BTV, self.state = self.rule(logp_MBTV, tokens_BT, mask_BT, state)
+            logp_BTV, self.state = self.rule(logp_MBTV, tokens_BT, mask_BT, self.state)
         else:
-            logp_BTV, self.state, why = self.rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
+            logp_BTV, self.state, why = self.rule.explain(logp_MBTV, tokens_BT, mask_BT, self.state)
             self.observer(logp_MBTV, tokens_BT, logp_BTV, why)
         return logp_BTV
 

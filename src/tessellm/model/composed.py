@@ -23,7 +23,7 @@ from .config import ComposedConfig
 from .habits import prepared
 from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
-from .rows import kept_rows, mask_rows, slices
+from .rows import kept_rows, mask_rows, rows_read, slices
 
 
 @dataclass
@@ -136,7 +136,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         if cache is None and (use_cache if use_cache is not None else self.config.use_cache):
             cache = self.new_cache()
         mask_BT = mask_rows(attention_mask, input_ids)
-        rows, fresh = self._rows_needed(mask_BT, logits_to_keep, cache)
+        rows = self._rows_needed(input_ids, mask_BT, logits_to_keep, cache)
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         caches = cache.caches if cache is not None else [None] * len(self.members)
         logits_M = [
@@ -147,7 +147,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         look = input_ids.shape[1] > 1 or input_ids.device.type == "cpu"  # a GPU would have to wait for it at every step
         running = cache if cache is not None else ComposedCache([], self.rule)
         composed_BTV, logp_MBTV = self._combine(
-            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, fresh, output_member_logprobs, look
+            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, output_member_logprobs, look
         )
         kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
         composed_BTV = composed_BTV[:, kept]
@@ -183,7 +183,6 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         tokens_BT: Tensor,
         mask_BT: Tensor,
         cache: ComposedCache,
-        fresh: bool,
         keep_members: bool,
         look: bool,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -195,29 +194,22 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
             logp_MBTV = normalised(rows)
             if look:
                 self._check_numbers(logp_MBTV)
-            first = fresh and start == 0
-            composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], first))
+            composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop]))
             if keep_members:
                 members.append(logp_MBTV)
         return torch.cat(composed, dim=1), members
 
     def _rows_needed(
-        self, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache | None
-    ) -> tuple[int | Tensor, bool]:
-        """How many positions need logits, and whether the rule starts anew on them.
-
-        A rule with state looks back `window` positions: a long prompt needs logits for those and no more.
-        """
-        started, length = cache is not None and cache.state is not None, mask_BT.shape[1]
+        self, input_ids: Tensor, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache | None
+    ) -> int | Tensor:
+        """How many of the last positions need logits, 0: all. A rule with state reads more than are kept, but seldom
+        all of a long prompt; one that has begun goes on where it was."""
         if not self.rule.window:
-            return keep, False
-        if isinstance(keep, Tensor) or keep == 0 or keep + self.rule.window >= length:
-            return 0, not started
-        cut = length - keep - self.rule.window
-        before_B = mask_BT[:, :cut].any(1) | started
-        if (before_B & ~mask_BT[:, cut:].all(1)).any():  # padding after text: the window reaches further back
-            return 0, not started
-        return keep + self.rule.window, True
+            return keep
+        started = cache is not None and cache.state is not None
+        if started or isinstance(keep, Tensor) or keep == 0 or keep + self.rule.window >= mask_BT.shape[1]:
+            return 0
+        return rows_read(self.rule, input_ids, mask_BT, keep)
 
     def _check_numbers(self, logp_MBTV: Tensor) -> None:
         """Name the member whose weights are broken, rather than write nonsense."""

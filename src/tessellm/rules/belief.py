@@ -36,7 +36,7 @@ from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
 from .sums import always
-from .template import all_end_with, constant, match_opening, match_turn, silent_rows
+from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
@@ -70,6 +70,7 @@ class Belief(BaseRule):
     span: int = 128
     styles: Sequence[int] = ()
     name: str = "belief"
+    names_tokens = ("opening", "turn")
     tells = frozenset({"law_BTL", "score_BTK"})
 
     def __post_init__(self) -> None:
@@ -91,6 +92,14 @@ class Belief(BaseRule):
     def window(self) -> int:  # type: ignore[override]
         """Positions to feed before an answer begins: those that are averaged, and an opening that lies among them."""
         return self.span + len(self.opening)
+
+    def reads_from(self, tokens: Sequence[int], first: int) -> int:
+        """The position from which to feed a text: the window before its last answer began, or, where none has, before
+        `first`. Without habits the belief follows the evidence of all of it."""
+        if not self.calibrated:
+            return 0
+        begun = last_turn(self.turn, tokens, first)
+        return max(0, (first if begun is None else begun) - self.window)
 
     def silent_rows(self, tokens_BT: Tensor) -> int:
         """How many of the first rows of texts tell nothing, less than all."""
@@ -180,7 +189,9 @@ class Belief(BaseRule):
             prior(score_B1K, self.calibrated)[:, 0],
             no_B if self.calibrated else ~no_B,
             torch.zeros(batch, dtype=torch.long, device=logp_MBTV.device),
-            logp_MBTV.new_zeros(batch, self.span, AVERAGED * (members - 1) + 2),
+            torch.nn.functional.pad(
+                logp_MBTV.new_zeros(batch, self.span, AVERAGED * (members - 1) + 1), (0, 1), value=-1.0
+            ),  # no token is −1
         )
 
     def scores(self, number_BTKN: Tensor) -> Tensor:

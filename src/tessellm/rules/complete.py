@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .base import rename_tokens
 from .equation import tilt, working_dtype
 from .protocol import Explained, Explanation, Rule, Weights
 from .table import RULES, default_termination, without_model
@@ -54,7 +55,10 @@ class ComposedRule:
             raise ValueError(f"the policy {self.policy!r} needs at least one end token; none of the members has one")
         numbers = self.weights_but_ones
         own = None if numbers is None or self.stopping_is_event else self.rule.weighted(numbers)
-        object.__setattr__(self, "_inner", self.rule if own is None else own)
+        inner = self.rule if own is None else own
+        if self.stopping_is_event:  # a turn may hold an end token, such as a message's
+            inner = rename_tokens(inner, dict.fromkeys(self._end_ids, min(self._end_ids)))
+        object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "_tilt", numbers if own is None else None)
 
     @classmethod
@@ -88,6 +92,26 @@ class ComposedRule:
     @property
     def window(self) -> int:
         return self.rule.window
+
+    def reads_from(self, tokens: Sequence[int], first: int) -> int:
+        """The position from which to feed a text, so that its rows from `first` on are those of the whole. Not less
+        than 0, nor more than `first`."""
+        if (own := getattr(self._inner, "reads_from", None)) is None:
+            return max(0, first - self.window)
+        if self.stopping_is_event:
+            ends = self._end_ids
+            tokens = [min(ends) if token in ends else token for token in tokens]
+        return cast(int, own(tokens, first))
+
+    @property
+    def named_tokens(self) -> frozenset[int]:
+        """The token ids that it knows: end tokens, and those in the rule's parameters."""
+        names = getattr(self.rule, "names_tokens", ())
+        return self._end_ids.union(*(getattr(self.rule, name) for name in names))
+
+    @property
+    def _end_ids(self) -> frozenset[int]:
+        return frozenset(token for ids in self.stops for token in ids)
 
     @property
     def is_product(self) -> bool:

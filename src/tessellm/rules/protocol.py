@@ -11,13 +11,17 @@ For rules with and without state:
     rule.explain(the same)                     -> (logp_BTV, state, Explanation)
 
 tokens[t] is the token fed at t, the one that row t−1 predicted; padding (mask False) is never observed. State is
-None at the start of a sequence, else a NamedTuple of tensors with the batch first; it depends on the last
-`window` positions at most, so that it can be rebuilt by feeding those again.
+None at the start of a sequence, else a NamedTuple of tensors with the batch first. Whoever starts within a text feeds
+the rule from `reads_from` on, and gets what feeding it all gives. As a rule those are the last `window` positions;
+a rule that reads further back in some texts says so by a method of its own. A window of 0: no state.
 
 A rule need not write all of it: base.py has `BaseRule`, which needs no more than a name and `__call__`, and
 `FunctionRule`, which needs a name and a function. Weights and stopping are added by complete.py, which is also the one
 place that knows what a rule need not have, `BaseRule` or not:
 
+    rule.reads_from(tokens, first)             the position from which to feed a text (token ids), so that its rows from
+                                               `first` on are those of the whole; `first` less `window` by default
+    rule.names_tokens                          those of its parameters that hold token ids
     rule.check_fit(experts, vocab_size)        raise ValueError where its parameters are not those of such members
     rule.silent_rows(tokens_BT)                how many of the first rows of texts tell it nothing; it then has
     rule.begin(tokens_BT, like_MBTV)           the state after those tokens, whose log-probabilities are not computed

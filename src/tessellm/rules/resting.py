@@ -33,5 +33,12 @@ def explanation(belief_BTL: Tensor, score_BTK: Tensor, log_z_BT: Tensor) -> Expl
     member_BTM, equation_BT1 = law_BTL[..., :-1], law_BTL[..., -1:]
     experts = score_BTK.shape[-1]
     member_BTM = member_BTM + torch.nn.functional.pad(equation_BT1.expand_as(score_BTK) / experts, (1, 0))
-    owner_BT = member_BTM.argmax(-1)
+    owner_BT = believed_owner(law_BTL, 0, 0 if experts > 1 else 1)
     return Explanation(member_BTM, owner_BT, log_z_BT, {"law_BTL": law_BTL, "score_BTK": score_BTK})
+
+
+def believed_owner(law_BTL: Tensor, base: int, equation: int) -> Tensor:
+    """The member whose law is believed most; `base` where that is the base's, `equation` where it is Eq. 2: [B, T]."""
+    law_BT = law_BTL.argmax(-1)
+    owner_BT = torch.where(law_BT == law_BTL.shape[-1] - 1, equation, law_BT)
+    return torch.where(law_BT == 0, base, owner_BT)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .equation import product
 from .protocol import Explanation
+from .resting import believed_owner
 
 
 def checked_styles(styles: Sequence[int]) -> tuple[int, ...]:
@@ -54,7 +55,8 @@ def in_styles(logp_OBTV: Tensor, style_SBTV: Tensor) -> Tensor:
 
 def with_styles(why: Explanation, styles: Sequence[int], plain_BTV: Tensor, said_BTV: Tensor) -> Explanation:
     """Give the styles their share of what is said: the probability that they moved, the total variation between what
-    would be said without them and what is. Several have equal parts of it. As laws they are believed nothing."""
+    would be said without them and what is. Several have equal parts of it. As laws they are believed nothing; the base
+    in its styles is the first of them."""
     moved_BT1 = (said_BTV.exp() - plain_BTV.exp()).abs().sum(-1, keepdim=True) / 2
     own_BTM, law_BTL, score_BTM = (
         _widened(each, styles)
@@ -63,7 +65,9 @@ def with_styles(why: Explanation, styles: Sequence[int], plain_BTV: Tensor, said
     style_BTM = _widened(torch.zeros_like(why.belief_BTM), styles, 1 / len(styles))
     belief_BTM = own_BTM * (1 - moved_BT1) + style_BTM * moved_BT1
     more = {**why.more, "law_BTL": law_BTL, "score_BTK": score_BTM[..., 1:]}
-    return Explanation(belief_BTM, belief_BTM.argmax(-1), why.log_z_BT, more)
+    others = [member for member in range(1, law_BTL.shape[-1] - 1) if member not in styles]
+    owner_BT = believed_owner(law_BTL, styles[0], 0 if len(others) > 1 else others[0])
+    return Explanation(belief_BTM, owner_BT, why.log_z_BT, more)
 
 
 def _widened(own_BTN: Tensor, styles: Sequence[int], number: float = 0.0) -> Tensor:

@@ -33,6 +33,14 @@ def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
     return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
 
 
+def last_turn(turn: Sequence[int], tokens: Sequence[int], upto: int) -> int | None:
+    """The last position, at most `upto`, behind which an answer begins; None: there is none."""
+    for end in range(upto, len(turn) - 2, -1):
+        if tokens[end] == turn[-1] and tuple(tokens[end + 1 - len(turn) : end + 1]) == tuple(turn):
+            return end
+    return None
+
+
 def silent_rows(opening: Sequence[int], turn: Sequence[int], span: int, tokens_BT: Tensor) -> int:
     """How many of the first rows of texts tell nothing of who answers, less than all: those of the opening; and, where
     an answer begins behind the last token, those further back than the last `span`."""

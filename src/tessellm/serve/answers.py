@@ -43,6 +43,7 @@ class TracedToken(BaseModel):
     id: int
     text: str
     owner: str
+    share: dict[str, float]  # of each member in what is said; a style's is what it moved
     log_z: float
     clash: float
     gap: float

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..diagnose.trace import EQUATION
 from ..text.stream import Token, token_bytes
 from .answers import (
     Answer,
@@ -31,7 +32,6 @@ from .choices import TextPiece
 
 LEAST = -9999.0  # how OpenAI writes a log-probability of minus infinity
 DIGITS = 4
-EQUATION = "Eq. 2"  # among the laws that a mixture believes in, beside the members
 
 
 class Reply:
@@ -69,6 +69,7 @@ class Reply:
             id=token.id,
             text=text[token.start : token.end],
             owner=self.members[seen["owner"]],
+            share=dict(zip(self.members, map(rounded, seen["share"]), strict=True)),
             log_z=rounded(seen["log_z"]),
             clash=rounded(seen["clash"]),
             gap=rounded(seen["gap"]),

@@ -29,8 +29,8 @@ from .refusals import Refusal, bad
 KEPT = 64  # voices that are remembered
 MOST_TOP = 20  # log-probabilities that a client may ask for
 SHOWN = (  # of what a trace measures
-    "owner_BT", "log_z_BT", "clash_BT", "gap_BT", "novel_BT", "divergence_BTK", "top_ids_BTNC", "top_logprobs_BTNC",
-    "evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT",
+    "owner_BT", "share_BTM", "log_z_BT", "clash_BT", "gap_BT", "novel_BT", "divergence_BTK", "top_ids_BTNC",
+    "top_logprobs_BTNC", "evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT",
 )  # fmt: skip
 LAW = "law_BTL"  # what a rule that is a mixture believes
 

@@ -34,7 +34,7 @@ class ReadRows(NamedTuple):
 
 def first_row(model: ComposedForCausalLM, text: DevelopmentText) -> int:
     """The first position whose row the rule needs."""
-    return max(0, text.start - 1 - model.rule.window)
+    return model.rule.reads_from(text.ids, text.start - 1)
 
 
 @torch.no_grad()

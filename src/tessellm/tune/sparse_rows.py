@@ -12,7 +12,7 @@ Shapes: M members, B texts, T rows, V vocabulary, C columns kept, D of them the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from ..model.rows import slices
-from ..rules import ComposedRule, Rule
+from ..rules import ComposedRule
+from ..rules.base import rename_tokens
 from ..rules.equation import LOG_FLOOR, product_scores
 
 TOP, DRAWN = 64, 128
@@ -40,9 +41,7 @@ class NamedColumns:
     def of(cls, rule: ComposedRule, vocabulary: int) -> NamedColumns:
         if vocabulary <= WHOLE:
             return cls(tuple(range(vocabulary)), vocabulary)
-        ids = {token for stops in rule.stops for token in stops}
-        ids.update(token for tokens in _token_parameters(rule.rule).values() for token in tokens)
-        return cls(tuple(sorted(ids)), vocabulary)
+        return cls(tuple(sorted(rule.named_tokens)), vocabulary)
 
     @property
     def whole(self) -> bool:
@@ -52,11 +51,7 @@ class NamedColumns:
         """Make the rule that reads columns where the given one reads token ids."""
         column = {token: number for number, token in enumerate(self.named)}
         stops = tuple(tuple(column[token] for token in ids) for ids in rule.stops)
-        changes = {
-            key: tuple(column[token] for token in tokens) for key, tokens in _token_parameters(rule.rule).items()
-        }
-        inner = replace(rule.rule, **changes) if changes else rule.rule  # type: ignore[type-var]
-        return ComposedRule(inner, None, stops, rule.policy)
+        return ComposedRule(rename_tokens(rule.rule, column), None, stops, rule.policy)
 
     def own(self, ids: Sequence[int]) -> list[int]:
         """List the tokens of a text's own columns, in order."""
@@ -65,16 +60,6 @@ class NamedColumns:
     def columns(self, text: int) -> int:
         """Bound the columns kept of a text of so many tokens."""
         return self.vocabulary if self.whole else len(self.named) + text + TOP + DRAWN
-
-
-def _token_parameters(rule: Rule) -> dict[str, tuple[int, ...]]:
-    """Find a rule's parameters that are token ids: those that are tuples of whole numbers."""
-    found: dict[str, Any] = {each.name: getattr(rule, each.name) for each in fields(rule)} if is_dataclass(rule) else {}
-    return {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, tuple) and value and all(type(number) is int for number in value)
-    }
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The members' hidden states and the tokens read, kept in the engine's own paged cache.
 
-A rule with state can be rebuilt from the last W positions. Their hidden states are kept here like keys and values: in
-the same blocks, shared by prefix caching, dropped by preemption, whatever the chunks of a prompt. So wherever the
-engine can attend to a position, the rule can look back at it. What it costs is in docs/vllm.md.
+A rule's state can be rebuilt from the last positions of a text. Their hidden states are kept here like keys and
+values: in the same blocks, shared by prefix caching, dropped by preemption, whatever the chunks of a prompt. So
+wherever the engine can attend to a position, the rule can look back at it. What it costs is in docs/vllm.md.
 
 vLLM hands a layer's batch to its metadata builder at every step: which request reads which positions, and where in the
 cache they lie. The builder leaves that here, for `state.py`.

@@ -4,7 +4,7 @@ vLLM's models see no requests, but they see where each position lies in the cach
 the last position that it has read. The request whose next position follows that slot may use it: its tokens up to there
 are the same, since they are in the same blocks. A slot that is written again forgets what was filed under it. In every
 other case (a prompt just read, in one chunk or several; a prefix found in the cache; a request that was preempted) the
-rule is run over the last W positions again.
+rule is run again from the position that it reads a text from: the last W, or those since the last turn of a chat.
 
 Shapes: B requests of the batch, N rows, T positions, M members, V vocabulary, H hidden, S slots, P states held.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..model.rows import slices
-from ..rules import Rule
+from ..rules import ComposedRule
 from .memory import Memory, Step
 
 ABSENT = -1
@@ -38,7 +38,7 @@ class Seat:
 class States:
     """The states of up to `size` requests."""
 
-    def __init__(self, rule: Rule, memory: Memory, size: int, row_elements: int, logprobs: Logprobs):
+    def __init__(self, rule: ComposedRule, memory: Memory, size: int, row_elements: int, logprobs: Logprobs):
         self.rule, self.memory, self.size, self.logprobs = rule, memory, size, logprobs
         self.row_elements = row_elements  # numbers in one position's log-probabilities, all members together
         self.held: Any = None  # the rule's state, P rows
@@ -94,7 +94,7 @@ class States:
     def replay(self, step: Step, row: int, first: int, last: int) -> tuple[Tensor, Any] | None:
         """Run the rule anew over a request's positions: its rows from `first` to `last`, [T, V], and the state."""
         device = self.memory.token_S.device
-        begin = max(0, first - self.rule.window)
+        begin = self._begin(step, row, first)
         position_1T = torch.arange(begin, last + 1, device=device)[None]
         slot_1T = self.memory.slots(step, torch.tensor([row], device=device), position_1T)
         hidden_1TH, token_1T = self.memory.recall(slot_1T)
@@ -107,6 +107,13 @@ class States:
             logp_1TV, state = self.rule(logp_MTV[:, None], token_NT, torch.ones_like(token_NT, dtype=torch.bool), state)
             wanted.append(logp_1TV[0, max(0, first - begin - start) :])
         return (torch.cat(wanted), state) if wanted else None
+
+    def _begin(self, step: Step, row: int, first: int) -> int:
+        """Find the position of a request from which the rule is run, so that its rows from `first` on are right."""
+        device = self.memory.token_S.device
+        position_1T = torch.arange(first + 1, device=device)[None]
+        slot_1T = self.memory.slots(step, torch.tensor([row], device=device), position_1T)
+        return self.rule.reads_from(self.memory.token_S[slot_1T][0].tolist(), first)
 
     def _seats(self, step: Step, pair_B2: Tensor, may_carry_B: Tensor) -> list[Seat]:
         """Who has a state, and where everybody's will be filed. The same on every rank."""

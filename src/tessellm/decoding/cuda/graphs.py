@@ -62,9 +62,11 @@ class GraphSteps(Steps):
         choice: TokenChoice,
         special: SpecialRows | None = None,
         reads: PromptRead = PromptRead.BEGIN,
+        rows: int = 1,
     ) -> None:
         """Replay short prompts and pieces as graphs, where such shapes came before; run all else as it is."""
         graphable = not special and reads is (PromptRead.BEGIN if choice else PromptRead.NOTHING)
+        graphable = graphable and rows <= self.prompts.most_read
         parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
         shapes = [self._shape(part, choice) for part in parts]
         if parts and all(self.prompts.takes(part, choice) for part in parts) and self._met(shapes):
@@ -76,7 +78,7 @@ class GraphSteps(Steps):
             except torch.OutOfMemoryError:  # graphs keep their memory; passes as they are give it back
                 self.prompts.turn_off()
                 torch.cuda.empty_cache()
-        super().prefill(slots, token_BT, position_BT, choice, special, reads)
+        super().prefill(slots, token_BT, position_BT, choice, special, reads, rows)
         self.prompts.note(shapes)
 
     @torch.inference_mode()

@@ -55,9 +55,14 @@ class PromptGraphs:
 
     def takes(self, part: PromptRows, choice: TokenChoice) -> bool:
         """Whether a graph is worth its memory."""
-        read = min(part.width, self.work.voice.rule.window + 1) if choice else 1
+        read = min(part.width, self.most_read) if choice else 1
         logits = self.work.row_numbers * read
         return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
+
+    @property
+    def most_read(self) -> int:
+        """Count the last positions of a pass that the rule reads in a graph, if there are so many."""
+        return self.work.voice.rule.window + 1
 
     def met(self, shapes: Sequence[PromptShape]) -> bool:
         """Whether all these shapes came before."""
@@ -78,8 +83,8 @@ class PromptGraphs:
     def feed(self, rows: int, width: int, cells: int, choice: TokenChoice) -> None:
         """Run the pass, as a function of buffers on the device."""
         slot_B, token_BT, position_BT = self._given[rows, width].split([1, width, width], 1)
-        reads = PromptRead.BEGIN if choice else PromptRead.NOTHING
-        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, reads=reads), choice)
+        reads, keep = (PromptRead.BEGIN, min(width, self.most_read)) if choice else (PromptRead.NOTHING, 1)
+        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, keep, reads=reads), choice)
 
 
 def cut_into_buckets(

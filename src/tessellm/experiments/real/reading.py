@@ -93,5 +93,5 @@ def _composed(rule: Rule, logp_MBTV: Tensor, ids_BT: Tensor, mask_BT: Tensor) ->
     cache, parts, rows_BT = ComposedCache([], rule), [], mask_BT.bool()
     for start, stop in slices(ids_BT.shape[1], logp_MBTV[:, :, :1].numel()):
         here = slice(start, stop)
-        parts.append(cache.compose(logp_MBTV[:, :, here], ids_BT[:, here], rows_BT[:, here], start == 0))
+        parts.append(cache.compose(logp_MBTV[:, :, here], ids_BT[:, here], rows_BT[:, here]))
     return torch.cat(parts, 1)
