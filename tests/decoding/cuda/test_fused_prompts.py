@@ -90,7 +90,7 @@ def test_half_precision_reads_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("large", [True, False])
 @torch.no_grad()
 def test_products_with_deltas_in_large_blocks(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of all members in blocks of 128, part of the last one; gate and up, whose reader has deltas, too."""
+    """Rows of all members in blocks of 128, part of the last one; gate and up, and their reader."""
     from tessellm.bench.models import with_deltas
 
     from conftest import build_model
@@ -105,7 +105,7 @@ def test_products_with_deltas_in_large_blocks(large: bool, monkeypatch: pytest.M
     down = layers.FusedLinear([[each.down_proj] for each in own], splits=True)
     x_MBK = torch.randn(3, 50, 128, dtype=torch.float16)
     made = mlp.low_for(down, 3, 50)
-    assert made is not None
+    assert (made is None) == large
     found = mlp(x_MBK, None, made)[0]
     layout = layers.layout_of(mlp.weights, layers.LaunchRows(1, 150, 3))
     assert (layout.settings["BLOCK_R"] == layers.LARGE) == large

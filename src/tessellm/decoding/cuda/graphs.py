@@ -99,7 +99,7 @@ class GraphSteps(Steps):
         for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
             piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
             if self.prompts.takes(part, choice) and (choice or piece):
-                for c in {self.cells(part.stop), self.context}:
+                for c in {self._prompt_cells(part), self.context}:
                     yield partial(self._ready_prompt, part, c, choice)
 
     def _at_once(self) -> list[int]:
@@ -123,7 +123,10 @@ class GraphSteps(Steps):
         return self.prompts.met(shapes)
 
     def _shape(self, part: PromptRows, choice: TokenChoice) -> PromptShape:
-        return part.rows, part.width, self.cells(part.stop), choice
+        return part.rows, part.width, self._prompt_cells(part), choice
+
+    def _prompt_cells(self, part: PromptRows) -> int:
+        return self.context if self.prompts.any_cells else self.cells(part.stop)
 
     def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""

@@ -24,6 +24,7 @@ MOST_BLOCK_R = 64  # rows per program, but for large blocks
 LARGE = 128  # rows and output rows per large block
 LARGE_DELTA_ROWS = 128  # rows up to which weights of members with deltas have no large blocks
 MULTIPROCESSORS = 132  # of an H200
+MOST_LARGE_SPLITS = 3  # pieces of sums in large blocks, unless programs are fewer than multiprocessors: all are read
 WIDEST_BLOCK = 64  # output rows per program
 PROGRAMS = 2 * MULTIPROCESSORS  # a launch with fewer is split along its sums
 EARLY_ROWS = 16  # rows up to which matrix products begin early
@@ -140,8 +141,8 @@ class FusedLinear:
         """Make room for the low-rank input of the reader's deltas, which a call can fill; None if there are none, or it
         cannot."""
         _, layout = self._laid_out(members, slots)
-        if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1:
-            return None
+        if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1 or layout.large:
+            return None  # large blocks have no registers left for it, nor their readers for so many parts
         return reader.deltas.room(self.weights.out // layout.settings["BLOCK_N"], members, slots)
 
     def _laid_out(self, members: int, slots: int) -> tuple[LaunchRows, Layout]:
@@ -175,6 +176,10 @@ class Layout:
     settings: dict[str, Any]
 
     @property
+    def large(self) -> bool:
+        return bool(self.settings["BLOCK_R"] == LARGE)
+
+    @property
     def apart(self) -> bool:
         """Whether deltas have programs of their own."""
         return self.splits > 1 and self.settings["BLOCK_R"] <= ROWS_APART
@@ -203,7 +208,7 @@ def layout_of(weights: LaunchWeights, launched: LaunchRows) -> Layout:
     large = weights.large_from is not None and rows > weights.large_from
     if large and weights.unit % LARGE == 0 and itemsize == 2:
         programs = launched.groups * (out // LARGE) * -(-rows // LARGE)
-        splits = min(max(1, MULTIPROCESSORS // programs), most_splits)
+        splits = _splits(programs, most_splits)
         sizes = {"BLOCK_R": LARGE, "BLOCK_N": LARGE, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4}
         return Layout(False, splits, {**sizes, "PRECISION": "ieee"})
     block_n = next(size for size in (64, 32, 16) if weights.unit % size == 0 and size <= WIDEST_BLOCK)
@@ -212,6 +217,12 @@ def layout_of(weights: LaunchWeights, launched: LaunchRows) -> Layout:
     block_r = min(max(16, padded), most)
     settings = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": stages}
     return Layout(False, splits, {**settings, "PRECISION": "ieee"})
+
+
+def _splits(programs: int, most: int) -> int:
+    """Choose into how many pieces large blocks split their sums: as few as leave the fewest multiprocessors idle."""
+    choices = range(1, min(most, max(MOST_LARGE_SPLITS, MULTIPROCESSORS // programs)) + 1)
+    return min(choices, key=lambda splits: (-(-programs * splits // MULTIPROCESSORS) / splits, splits))
 
 
 def launch(
