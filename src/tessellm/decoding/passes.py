@@ -207,7 +207,9 @@ def _nothing_read(rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor) -> A
     """Make the state of a text of which nothing was read: that behind padding."""
     logp_M11V = normalised([torch.zeros_like(logits[:1, :1]) for logits in logits_M])
     state = rule(logp_M11V, token_BT[:1, :1], torch.zeros_like(token_BT[:1, :1], dtype=torch.bool), None)[1]
-    return None if state is None else type(state)(*(each.clone(memory_format=torch.contiguous_format) for each in state))
+    if state is None:
+        return None
+    return type(state)(*(each.clone(memory_format=torch.contiguous_format) for each in state))
 
 
 def decode_step(

@@ -28,6 +28,7 @@ from decoding_cases import stacking
 from fused_cases import SIZES, by_modules, composition, feed, grouped
 from speculation_cases import drafting
 
+
 @pytest.mark.parametrize(
     ("kind", "lengths", "shortest_sum"),
     [("llama", [9, 40, 1], 512), ("qwen2", [9, 2], 512), ("gemma2", [9, 40, 1], 16), ("gemma2", [33], 512),

@@ -26,6 +26,7 @@ OWN_ROWS = 256  # rows per weight up to which products are ours, in half precisi
 OWN_SHARED_ROWS = 512  # the same where all members read one weight: deltas would be launches of their own
 OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
 GATED = 1024  # outputs of gate and up per program
+FEW_CELLS = 32  # cells that a small block of queries reads at once
 
 
 class PromptPass:
@@ -64,11 +65,8 @@ class PromptPass:
 
     def _is_own(self, linear: FusedLinear, rows: int) -> bool:
         """Whether a product of so many rows per member is one launch of ours."""
-        if self.decoder.dtype.itemsize > 2:
-            most = OWN_WIDE_ROWS
-        else:
-            most = OWN_SHARED_ROWS if linear.shared else OWN_ROWS
-        return rows * (self.decoder.members if linear.shared else 1) <= most
+        members, most = (self.decoder.members, OWN_SHARED_ROWS) if linear.shared else (1, OWN_ROWS)
+        return rows * members <= (most if self.decoder.dtype.itemsize == 2 else OWN_WIDE_ROWS)
 
     def _product(self, linear: FusedLinear, x_MBK: Tensor, low: Low | None = None) -> Tensor:
         """Multiply; y in pieces."""
@@ -122,5 +120,5 @@ class PromptPass:
         if self.decoder.dtype.itemsize > 2:
             return {"BLOCK_Q": 32, "BLOCK_C": 16, "num_warps": 4, "num_stages": 2}
         large = -(-queries // 128) * others >= MULTIPROCESSORS
-        return {"BLOCK_Q": 128 if large else 64, "BLOCK_C": 64 if large else 32, "num_warps": 8 if large else 4,
+        return {"BLOCK_Q": 128 if large else 64, "BLOCK_C": 64 if large else FEW_CELLS, "num_warps": 8 if large else 4,
                 "num_stages": 2}  # fmt: skip
