@@ -78,6 +78,7 @@ class FirstToken:
     def parts(self) -> dict[str, Any]:
         """Milliseconds of the device for a prompt's pass without the rule, and with choices changed."""
         from tessellm.decoding.cuda.fused import prompts
+        from tessellm.decoding.cuda.fused.library import wide_logits
 
         (group,) = self.engine("product", 512, fused=True).steps.work.groups
         fused, members = group.fused, len(group.members)
@@ -93,7 +94,7 @@ class FirstToken:
         hidden = torch.randn(members, PROMPT, fused.architecture.hidden, dtype=fused.dtype, device=self.device)
         found: dict[str, Any] = {"the last logits": timed(read(1)), "all logits": timed(read(PROMPT))}
         found["output layer, ours"] = timed(lambda: fused.head(hidden))
-        found["output layer, library"] = timed(lambda: by_library(fused.head, hidden))
+        found["output layer, library"] = timed(lambda: wide_logits(fused.head, hidden))
         choices: dict[str, dict[tuple[Any, str], Any]] = {
             "products of the library": {(prompts, name): 0 for name in ("OWN_ROWS", "OWN_SHARED_ROWS")},
             "products of ours": {(prompts, name): MANY for name in ("OWN_ROWS", "OWN_SHARED_ROWS")},
@@ -103,14 +104,6 @@ class FirstToken:
             with changed(choice):
                 found[name] = timed(read(1))
         return found
-
-
-def by_library(head: Any, hidden_MBK: torch.Tensor) -> list[torch.Tensor]:
-    """The output layer's products into float32, capped where it is."""
-    x_GRK = hidden_MBK.reshape(len(head.parts), -1, hidden_MBK.shape[-1])
-    logits = [torch.mm(x_RK, own[0].T, out_dtype=torch.float32) for x_RK, own in zip(x_GRK, head.parts, strict=True)]
-    cap = head.weights.cap
-    return logits if cap is None else [each.div_(cap).tanh_().mul_(cap) for each in logits]
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def test_prompts_equal_the_modules(
 ) -> None:  # fmt: skip
     """Products by our kernels and by the library; no length is a multiple of a block."""
     monkeypatch.setattr(prompts, "OWN_WIDE_ROWS", own_rows)
+    monkeypatch.setattr(prompts, "OWN_LOGIT_ROWS", own_rows)
     monkeypatch.setattr(layers, "SHORTEST_SUM", 32)
     group, fused = grouped(composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1), 4, 60)
     feed(group, [1])

@@ -27,6 +27,21 @@ def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
     return y_MBO
 
 
+def wide_logits(head: FusedLinear, x_MBK: Tensor) -> Tensor:
+    """Multiply by the output layer, into float32, and cap: [M, B, in] to [M, B, vocabulary]."""
+    members, rows, width = x_MBK.shape
+    x_GRK = x_MBK.reshape(len(head.parts), -1, width)
+    y_GRO = torch.empty(*x_GRK.shape[:2], head.weights.out, dtype=torch.float32, device=x_MBK.device)
+    for x_RK, y_RO, own in zip(x_GRK, y_GRO, head.parts, strict=True):
+        if x_RK.dtype == torch.float32:
+            torch.mm(x_RK, own[0].T, out=y_RO)
+        else:
+            torch.mm(x_RK, own[0].T, out_dtype=torch.float32, out=y_RO)
+    if (cap := head.weights.cap) is not None:
+        y_GRO.div_(cap).tanh_().mul_(cap)
+    return y_GRO.view(members, rows, -1)
+
+
 def _add_deltas(linear: FusedLinear, x_MBK: Tensor, y_MBO: Tensor, sizes: list[int]) -> None:
     deltas, first = linear.deltas, 0
     assert deltas is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .kernels import embed_kernel, residual_kernel
 from .layers import MULTIPROCESSORS, TYPES, FusedLinear
-from .library import multiply
+from .library import multiply, wide_logits
 from .low import Low
 from .overlap import overlapping
 from .prompt_kernels import gate_kernel, place_kernel, prompt_attention_kernel
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OWN_ROWS = 256  # rows per weight up to which products are ours, in half precision
 OWN_SHARED_ROWS = 512  # the same where all members read one weight: deltas would be launches of their own
 OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
+OWN_LOGIT_ROWS = 512  # rows per weight up to which the output layer is ours; more would be too many for its addresses
 GATED = 1024  # outputs of gate and up per program
 FEW_CELLS = 32  # cells that a small block of queries reads at once
 
@@ -56,7 +57,9 @@ class PromptPass:
             self._add(x, self._product(layer["o"], found), layer.get("after attention"), layer["between"], h)
             gains = fused.norm if last else fused.layers[index + 1]["before"]
             self._add(x, self._mlp(layer["mlp"], layer["down"], h), layer.get("after mlp"), gains, h)
-        return fused.head(h)[0].unflatten(1, (rows, keep))
+        plain = fused.head.deltas is None and fused.head.biases[0][0] is None
+        by_library = plain and h.shape[1] * (members if fused.shared else 1) > OWN_LOGIT_ROWS
+        return (wide_logits(fused.head, h) if by_library else fused.head(h)[0]).unflatten(1, (rows, keep))
 
     def _sizes(self) -> dict[str, Any]:
         hidden = self.decoder.architecture.hidden
