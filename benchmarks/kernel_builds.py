@@ -3,6 +3,7 @@ memory, registers, spills. Needs Triton but no GPU, so kernels that do not build
 
     python benchmarks/kernel_builds.py full bfloat16 1x1 4x9      # three members: sequences × new tokens of each
     python benchmarks/kernel_builds.py lora float32 1x1 1x5       # a base and three LoRA experts
+    python benchmarks/kernel_builds.py lora bfloat16 prompt:1x128 # a prompt of 128 tokens
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tessellm.bench.models import with_deltas
-from tessellm.decoding.cuda.fused import decoder, layers
+from tessellm.decoding.cuda.fused import decoder, layers, prompts
 from tessellm.decoding.slots import SlotCache
 
-KERNELS = ("attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel")
+KERNELS = (
+    "attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel",
+    "place_kernel", "prompt_attention_kernel", "gate_kernel",
+)  # fmt: skip
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
-SHOWN = ("BLOCK_R", "ROW_BLOCKS", "SPLITS", "GLU", "MEMBERS", "TOKENS", "QUERIES", "WINDOW")
+SHOWN = ("BLOCK_R", "BLOCK_Q", "BLOCK_C", "ROW_BLOCKS", "SPLITS", "GLU", "MEMBERS", "TOKENS", "QUERIES", "WINDOW")
 SHARED_LIMIT = 227 * 1024  # bytes of a program on an H200
 CELLS = 1024
 ALIGNED = [["tt.divisibility", 16]]
@@ -95,10 +99,11 @@ def members(kind: str, dtype: torch.dtype) -> list[Any]:
     return [base, copy.deepcopy(base), copy.deepcopy(base)]
 
 
+@torch.no_grad()
 def main() -> None:
     kind, dtype, *passes = sys.argv[1:]
-    shapes = [tuple(map(int, each.split("x"))) for each in passes]
-    for module in (decoder, layers):
+    shapes = [tuple(map(int, each.removeprefix("prompt:").split("x"))) for each in passes]
+    for module in (decoder, layers, prompts):
         module.overlapping = lambda device, early=True: {"OVERLAP": True}  # type: ignore[assignment]
         for name in KERNELS:
             if hasattr(module, name):
@@ -110,10 +115,14 @@ def main() -> None:
     cache.key_RHCD, cache.value_RHCD = {0: cells}, {0: cells}
     fused = decoder.fuse(own, cache)
     assert fused is not None
-    for slots, tokens in shapes:
+    for each, (slots, tokens) in zip(passes, shapes, strict=True):
         print(f"{slots} sequences, {tokens} tokens of each", flush=True)
+        token_MBT = torch.zeros(len(own), slots, tokens, dtype=torch.long)
+        if each.startswith("prompt:"):
+            fused.read(token_MBT, token_MBT[0], token_MBT[0, :, 0], min(tokens, 129))
+            continue
         assert fused.takes(slots, tokens), "the modules take this one"
-        fused(torch.zeros(len(own), slots, tokens, dtype=torch.long), torch.zeros(slots, tokens, dtype=torch.long), 256)
+        fused(token_MBT, token_MBT[0], 256)
 
 
 if __name__ == "__main__":

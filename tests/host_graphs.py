@@ -30,7 +30,9 @@ class FixedPromptPace(PromptPace):
 
 
 class HostRecorder:
-    def record(self, run: Callable[[], None], restored: Callable[[Any], None]) -> Callable[[], None]:
+    def record(
+        self, run: Callable[[], None], restored: Callable[[Any], None], known: bool = False
+    ) -> Callable[[], None]:
         restored(run)
         with refusing_the_host():
             restored(run)

@@ -99,6 +99,28 @@ def test_pieces_of_long_prompts_are_graphs(monkeypatch: pytest.MonkeyPatch) -> N
     assert [r.tokens for r in found] == [r.tokens for r in expected]
 
 
+def test_few_shapes_are_prepared_and_do_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 1, 4 and 16, cells by fours; each is captured once, and timed by nobody."""
+    base = build_model("llama", eos_token_id=None, max_position_embeddings=4096)
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine = captured(Engine(model, slots=16, context=4096))
+    engine.steps.few_shapes = True
+    (group,) = engine.steps.work.groups[:1]
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(graphs.GraphSteps, "_prepare", lambda self, *given: asked.append((given[0], *given[2:])))
+    for fused, feeds in ((False, 2), (True, 1)):
+        monkeypatch.setattr(type(group), "reads_fused", fused)
+        asked.clear()
+        for each in engine.steps.planned():
+            each()
+        steps = [shape for name, *shape in asked if name == "decode"]
+        assert {rows for rows, _, _ in steps} == {1, 4, 16}
+        assert {cells for _, cells, _ in steps} == {256, 1024, 4096}
+        assert len(steps) == 27
+        ends = [shape for name, *shape in asked if name == "feed" and shape[-1]]
+        assert len(ends) == feeds * 40  # one for any number of cells, where kernels read as many as there are
+
+
 def test_what_comes_late_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "PREPARED_STEPS", (TokenChoice.GREEDY,))
     engine = captured(Engine(composition("llama", tmp_path), slots=2, context=90))

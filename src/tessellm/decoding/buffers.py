@@ -6,7 +6,7 @@ Shapes: S slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -100,6 +100,13 @@ class RuleStates:
         self.slots = slots
         self._of_kind: dict[tuple[Any, ...], Any] = {}
         self._of_voice: WeakKeyDictionary[Voice, Any] = WeakKeyDictionary()
+        self._fresh: WeakKeyDictionary[Voice, Any] = WeakKeyDictionary()
+
+    def fresh(self, voice: Voice, make: Callable[[], Any]) -> Any:
+        """Take the state of one text of which nothing was read, made once; None where its rule has none."""
+        if voice not in self._fresh:
+            self._fresh[voice] = make()
+        return self._fresh[voice]
 
     def read(self, voice: Voice, slots: Any) -> Any:
         """Take a voice's state in some slots; None where its rule has none."""
@@ -123,3 +130,10 @@ class RuleStates:
     @property
     def tensors(self) -> list[Tensor]:
         return [buffer for state in self._of_kind.values() for buffer in state]
+
+
+def laid_out(new: Tensor, like: Tensor) -> Tensor:
+    """Copy a tensor where it does not lie in memory as another does."""
+    if new.stride() == like.stride():
+        return new
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(new)

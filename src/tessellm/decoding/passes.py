@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rules import Explanation, Rule, normalised, working_dtype
-from .buffers import RuleStates, SlotBuffers
+from .buffers import RuleStates, SlotBuffers, laid_out
 from .members.groups import Members, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
 from .slots import PromptRead, RowOrder, TokenBatch
 from .voices import SpecialRows, Voice
 
+READ_ROWS = 32  # positions of a prompt that a compiled rule reads at once
 READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
 READ_AT_ONCE_ON_GPU = 1 << 28  # a GiB, of which a rule makes several
 
@@ -60,6 +62,7 @@ class RuleRunner:
     combine: Callable[..., Combined]
     decide: Callable[..., Decided]
     drafts_at_once: bool  # whether all tokens of a draft are read by one call of the rule
+    read: Callable[..., Combined] | None = None  # READ_ROWS positions of one prompt; what the last of them says
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,10 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
             like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
             state = work.voice.rule.begin(batch.token_BT[:, -batch.keep - silent : -batch.keep], like_MBTV)
         listens = silent > 0 and work.voice.rule.is_asked(fed_BT)
-        logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
+        if work.runner.read is not None and batch.keep >= READ_ROWS:
+            logp_BV, broken_B = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
+        else:
+            logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
     else:
         logp_BV, broken_B = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
@@ -160,6 +166,47 @@ def _read_prompt(
             logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
     work.states.write(voice, slot_B, state)
     return logp_BTV[:, -1], broken_B, why.map(lambda column: column[:, -1:])
+
+
+def read_in_blocks(
+    work: Workspace, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor, state: Any
+) -> tuple[Tensor, Tensor]:
+    """Run the composition's own rule over the ends of prompts as it was compiled: text by text, READ_ROWS positions at
+    a time, which always look alike; what is left over comes first, uncompiled. The last position's log-probabilities,
+    and broken members."""
+    rule, read, steps = work.voice.rule, work.runner.read, token_BT.shape[1]
+    assert read is not None
+    fresh = work.states.fresh(work.voice, lambda: _nothing_read(rule, logits_M, token_BT))
+    said, broken, after = [], [], []
+    for b, row in enumerate(slice(b, b + 1) for b in range(len(token_BT))):
+        before = fresh
+        if state is not None:
+            before = type(state)(*(laid_out(each[row], like) for each, like in zip(state, fresh, strict=True)))
+        broken_1 = torch.full_like(slot_B[row], -1)
+        for start in range(steps % READ_ROWS - READ_ROWS, steps, READ_ROWS):
+            at = slice(max(start, 0), start + READ_ROWS)
+            if at.stop <= at.start:
+                continue
+            run = read if start >= 0 else partial(combine, rule)
+            given = token_BT[b, at][None], real_BT[b, at][None], before
+            logp, found_1, new = run([logits[row, at] for logits in logits_M], *given)
+            before = new if new is None else type(new)(*map(laid_out, new, fresh))
+            broken_1 = torch.maximum(broken_1, found_1)
+        said.append(logp)
+        broken.append(broken_1)
+        after.append(before)
+    if fresh is not None:
+        work.states.write(work.voice, slot_B, type(fresh)(*(torch.cat(each) for each in zip(*after, strict=True))))
+    return torch.cat(said), torch.cat(broken)
+
+
+def _nothing_read(rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor) -> Any:
+    """Make the state of a text of which nothing was read: that behind padding."""
+    logp_M11V = normalised([torch.zeros_like(logits[:1, :1]) for logits in logits_M])
+    state = rule(logp_M11V, token_BT[:1, :1], torch.zeros_like(token_BT[:1, :1], dtype=torch.bool), None)[1]
+    if state is None:
+        return None
+    return type(state)(*(each.clone(memory_format=torch.contiguous_format) for each in state))
 
 
 def decode_step(

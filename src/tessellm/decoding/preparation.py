@@ -45,6 +45,7 @@ def prepare(
     """Run a short text and the requests `also`, then prepare every pass that requests can meet; `tell` how many of how
     many are. Where memory runs out, the rest is prepared when it comes. The engine must be idle."""
     began = time.monotonic()
+    engine.steps.few_shapes = True
     engine.steps.work.slots.count_tokens(engine.model.config.vocab_size)
     run(engine, [Request([0] * min(TOKENS, engine.context - 1), Sampling(min(2, engine.context - 1))), *also])
     passes = list(_passes(engine))

@@ -56,7 +56,8 @@ def _why_unknown(member: PreTrainedModel) -> str | None:
 @torch.inference_mode()
 def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, context: int, several: bool = False) -> None:
     """Compare the groups with their members, on one text: fed in one piece, then token by token, and then (`several`)
-    the last few at once, as drafts are. Leaves the caches empty."""
+    the last few at once, as drafts are. Where prompts are read by kernels of their own, which takes caches that are
+    there, in one piece again. Leaves the caches empty."""
     length = min(LENGTH, context)
     if length <= STEPS:
         return
@@ -64,6 +65,8 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
     try:
         fast_MTV = _by_groups(groups, token_1T, slots)
         again_MTV = _tokens(groups, token_1T, slots, length - STEPS, length) if several else fast_MTV[:, -STEPS:]
+        fused = any(group.reads_fused for group in groups)
+        read_MTV = _prompt(groups, token_1T, slots) if fused else fast_MTV
         slow_M = [model.member_logits(name, token_1T, None, 0, {})[0].float().log_softmax(-1) for name in model.members]
     except torch.OutOfMemoryError:
         raise
@@ -76,6 +79,7 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
     for m, name in enumerate(model.members):
         _compare(name, model.member(name), fast_MTV[m], slow_M[m])
         _compare(name, model.member(name), again_MTV[m], slow_M[m][-STEPS:])
+        _compare(name, model.member(name), read_MTV[m], slow_M[m])
     for group in groups:
         _check_windows(group)
         group.cache.clear(slots - 1)
@@ -83,13 +87,18 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
 
 def _by_groups(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
     """Compute log-probabilities of all members at every token, in the last slot: [M, T, V]."""
+    start, length = token_1T.shape[1] - STEPS, token_1T.shape[1]
+    first_MTV = _prompt(groups, token_1T[:, :start], slots)
+    return torch.cat([first_MTV, *(_tokens(groups, token_1T, slots, t, t + 1) for t in range(start, length))], 1)
+
+
+def _prompt(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
+    """Compute the same for tokens that are fed in one piece, as a prompt is."""
     length = token_1T.shape[1]
-    start = length - STEPS
     position_1T = torch.arange(length, device=token_1T.device)[None]
     slot_1 = torch.tensor([slots - 1], device=token_1T.device)
-    batch = TokenBatch(token_1T[:, :start], position_1T[:, :start], slot_1, start, start, start=0)
-    first_MTV = torch.stack([logits[0] for logits in member_logits(groups, batch)]).float().log_softmax(-1)
-    return torch.cat([first_MTV, *(_tokens(groups, token_1T, slots, t, t + 1) for t in range(start, length))], 1)
+    batch = TokenBatch(token_1T, position_1T, slot_1, length, length, start=0)
+    return torch.stack([logits[0] for logits in member_logits(groups, batch)]).float().log_softmax(-1)
 
 
 def _tokens(groups: Sequence[Group], token_1T: Tensor, slots: int, start: int, stop: int) -> Tensor:

@@ -26,6 +26,7 @@ class Steps:
         self.work, self.context = work, context
         self.prepared_seconds = 0.0  # spent on compiling and capturing
         self.captures = 0
+        self.few_shapes = False  # True: rather some rows more than another number of rows
         self.sealed = False  # True: all that requests can meet was prepared
 
     def prefill(

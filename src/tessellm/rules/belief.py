@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .base import BaseRule
+from .chain import beliefs_along, update_matrices
 from .equation import working_dtype
 from .fitting import check_habits, check_template
 from .laws import Readings, activity, mixture, observe, read_rows, styled
@@ -35,7 +36,7 @@ from .protocol import Explanation
 from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
-from .sums import always
+from .sums import always, sums_are_fast
 from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
@@ -207,6 +208,8 @@ class Belief(BaseRule):
         self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
     ) -> tuple[Tensor, Tensor]:
         """The belief at every position (log), and whether an answer has begun after the last one."""
+        if said_BTL.shape[1] > 1 and sums_are_fast(said_BTL):  # where many small operations are slow
+            return self._believe_at_once(prior_BTL, said_BTL, heard_BT, turn_BT, state)
         belief_BL, answering_B, beliefs = state.belief_BL, state.answering_B, []
         for prior_BL, said_BL, heard_B, turn_B in zip(
             prior_BTL.unbind(1), said_BTL.unbind(1), heard_BT.unbind(1), turn_BT.unbind(1), strict=True
@@ -217,6 +220,20 @@ class Belief(BaseRule):
             answering_B = answering_B | turn_B
             beliefs.append(belief_BL)
         return torch.stack(beliefs, 1), answering_B
+
+    def _believe_at_once(
+        self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
+    ) -> tuple[Tensor, Tensor]:
+        """The same, as one chain of linear steps: hear a token, keep the belief, or begin anew from the prior."""
+        answering_BT = state.answering_B[:, None] | (turn_BT.cumsum(1) > 0)  # after each position
+        before_BT = torch.cat([state.answering_B[:, None], answering_BT[:, :-1]], 1)
+        step_BTLL = update_matrices(said_BTL, SHARE)
+        same_LL = torch.eye(said_BTL.shape[-1], dtype=said_BTL.dtype, device=said_BTL.device)
+        step_BTLL = torch.where((heard_BT & before_BT)[..., None, None], step_BTLL, same_LL)
+        if self.calibrated:
+            begins_BT = turn_BT | ~before_BT
+            step_BTLL = torch.where(begins_BT[..., None, None], prior_BTL.exp()[..., None], step_BTLL)
+        return beliefs_along(step_BTLL, state.belief_BL), answering_BT[:, -1]
 
     def _advance(
         self, rows: Readings, window_BTWF: Tensor, belief_BTL: Tensor, answering_B: Tensor, opening_BT: Tensor,

@@ -12,12 +12,14 @@ import torch
 
 import tessellm
 from tessellm.decoding import assembly
+from tessellm.decoding.buffers import RuleStates, SlotBuffers
 from tessellm.decoding.cuda import compiled_rule
 from tessellm.decoding.cuda.compiled_rule import best, compiled_runner, together
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.passes import RuleRunner, combine, decide
+from tessellm.decoding.passes import RuleRunner, Workspace, combine, decide, read_in_blocks
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.voices import Voice
 from tessellm.rules import ComposedRule, Product
 from tessellm.rules.belief import Belief
 from tessellm.rules.evidence import Evidence
@@ -177,3 +179,37 @@ def close(found: Any, expected: Any) -> None:
             close(one, other)
     elif expected is not None:
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("rule", [Belief(span=40), Belief(HABITS, (5,), (7, 14), 40), Evidence(window=50)])
+def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: list[Any]) -> None:
+    """Whatever their lengths: as they are read at once. What is left over comes first; padding is on the left."""
+    runner, voice = compiled_runner(rule), Voice(rule, frozenset())
+    slots = SlotBuffers.empty(4, torch.device("cpu"))
+    before = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    for rows, tokens, padding in ((1, 32, 0), (2, 64, 9), (1, 97, 40), (3, 45, 2)):
+        logits_M, token_BT, _ = inputs(rows, tokens, tokens)
+        real_BT = (torch.arange(tokens) >= padding).expand(rows, -1)
+        work = Workspace([], voice, runner, slots, RuleStates(4), 3 * VOCABULARY)
+        slot_B = torch.arange(rows) + 1
+        logp_BV, broken_B = read_in_blocks(work, logits_M, token_BT, real_BT, slot_B, None)
+        logp_BTV, expected_B, state = combine(rule, logits_M, token_BT, real_BT, None)
+        torch.testing.assert_close(logp_BV, logp_BTV[:, -1], atol=2e-5, rtol=1e-5)
+        assert torch.equal(broken_B, expected_B)
+        for one, other in zip(work.states.read(voice, slot_B), state, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+    assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + 1
+
+
+def test_a_prompt_that_is_read_in_pieces_goes_on(traced: list[Any]) -> None:
+    rule = Belief(span=40)
+    voice, slots = Voice(rule, frozenset()), SlotBuffers.empty(2, torch.device("cpu"))
+    work = Workspace([], voice, compiled_runner(rule), slots, RuleStates(2), 3 * VOCABULARY)
+    logits_M, token_BT, _ = inputs(1, 90, 3)
+    real_BT, slot_B = torch.ones_like(token_BT, dtype=torch.bool), torch.tensor([1])
+    for at in (slice(0, 40), slice(40, 90)):
+        state = work.states.read(voice, slot_B) if at.start else None
+        part_M = [logits[:, at] for logits in logits_M]
+        logp_BV, _ = read_in_blocks(work, part_M, token_BT[:, at], real_BT[:, at], slot_B, state)
+    expected = combine(rule, logits_M, token_BT, real_BT, None)[0][:, -1]
+    torch.testing.assert_close(logp_BV, expected, atol=2e-5, rtol=1e-5)

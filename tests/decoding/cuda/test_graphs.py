@@ -110,14 +110,18 @@ def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "adapters"])
 def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces and at once, over a sliding window and not: as with masks, up to rounding."""
+    """In pieces and at once, over a sliding window and not, by modules and by kernels: as with masks, up to
+    rounding."""
     model = pair(kind, "product")[1].to(torch.bfloat16)
     texts, asked = [text * 5 for text in prompts(6, 60)], Sampling(1, ignore_end=True)
     found = []
-    for masked, chunk in ((True, 2048), (False, 2048), (False, 32)):
+    ways = ((True, 2048, False), (False, 2048, False), (False, 32, False), (False, 2048, True), (False, 32, True))
+    for masked, chunk, kernels in ways:
         monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
         engine = Engine(model, slots=4)
         engine.schedule.chunk = chunk
+        for group in engine.steps.work.groups:
+            group.fused.reads_prompts = kernels  # type: ignore[attr-defined]
         found.append(torch.tensor([request.logprobs for request in engine.generate(texts, asked)]))
         monkeypatch.undo()
     for other in found[1:]:

@@ -1,8 +1,8 @@
 """A composition's rule, compiled, which makes a few kernels of many small ones.
 
 A step is compiled for each number of rows, which it runs thousands of times. Drafts are read token by token, by what
-was compiled for steps: they come in many shapes, and compiling for them would take minutes. A rule that cannot be
-compiled is called as it is.
+was compiled for steps: they come in many shapes, and compiling for them would take minutes. Prompts are read text by
+text in blocks of one length, which are compiled once. A rule that cannot be compiled is called as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import first_line
 from ...rules import Rule
 from ...rules.sums import parts
-from ..passes import Decided, Logits, RuleRunner, combine
+from ..passes import Combined, Decided, Logits, RuleRunner, combine
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -29,6 +29,12 @@ def decide_in_parts(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Ten
     """Choose the likeliest token as `decide` does; the compiler does not share out a search by itself."""
     logp_BTV, broken_B, state = combine(rule, logits_M, token_BT, mask_BT, state)
     return *best(logp_BTV[:, -1]), broken_B, state
+
+
+def read_block(rule: Rule, logits_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
+    """Read a block of a prompt; what is said counts behind its last position alone."""
+    logp_BTV, broken_B, state = combine(rule, logits_MBTV, token_BT, mask_BT, state)
+    return logp_BTV[:, -1], broken_B, state
 
 
 def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +54,11 @@ def compiled_runner(rule: Rule) -> RuleRunner:
         shape = logits_MBTV.device, logits_MBTV.dtype, *logits_MBTV.shape
         return compiled(function, rule, *shape)(logits_MBTV, *given)
 
-    return RuleRunner(partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False)
+    def read(logits_M: Sequence[Tensor], *given: Any) -> Any:
+        """Give tensors that always lie alike, or it would be compiled again."""
+        return run(read_block, list(together(logits_M).contiguous()), *given)
+
+    return RuleRunner(partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=read)
 
 
 @lru_cache(maxsize=256)

@@ -29,6 +29,7 @@ from .recording import GraphRecorder, Pass
 from .transfers import PinnedTransfers
 
 SMALLEST_CELLS = 256
+PREPARED_CELLS = 4  # factor between the buckets of cells that are prepared: one with more does for fewer
 TIMED = 3  # replays of a graph when it is new
 PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
 PREPARED_PROMPTS = (TokenChoice.NONE, TokenChoice.GREEDY, TokenChoice.PENALISED)
@@ -46,10 +47,12 @@ class GraphSteps(Steps):
     def __init__(self, work: Workspace, context: int, few_shapes: bool):
         super().__init__(work, context)
         self.few_shapes = few_shapes
+        self.capture_seconds: dict[GraphKey, float] = {}  # the host's, to prepare a pass, compiling included
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
         self.graphs: dict[GraphKey, Pass] = {}  # what replays each pass
         self.graph_seconds: dict[GraphKey, float] = {}  # the device's, per captured pass, when it was new
         self.uncaptured: set[str] = set()  # passes that cannot be captured
+        self._never_waits: set[GraphKey] = set()  # kinds of passes in which the host was seen not to wait
         self._wider: dict[GraphKey, GraphKey] = {}  # once all is prepared: which pass does for another
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
         self.prompts = PromptGraphs(work)
@@ -94,14 +97,16 @@ class GraphSteps(Steps):
         """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
         of a slot, and behind as much as it holds."""
         rows = sorted({self._rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
-        cells = sorted({self.cells(needed) for needed in range(1, self.context + 1)})
+        cells = [min(SMALLEST_CELLS, self.context)]
+        while cells[-1] < self.context:
+            cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
         step = partial(decode_step, self.work)
         for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
-            yield partial(self._known, "decode", step, *shape)
+            yield partial(self._prepare, "decode", step, *shape)
         for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
             piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
             if self.prompts.takes(part, choice) and (choice or piece):
-                for c in {self.cells(part.stop), self.context}:
+                for c in {self._prompt_cells(part), self.context}:
                     yield partial(self._ready_prompt, part, c, choice)
 
     def _at_once(self) -> list[int]:
@@ -113,7 +118,7 @@ class GraphSteps(Steps):
         try:
             if self.prompts.on:
                 self.prompts.put(part, self.on_device)
-                self._known("feed", self.prompts.feed, part.rows, part.width, cells, choice)
+                self._prepare("feed", self.prompts.feed, part.rows, part.width, cells, choice)
         except torch.OutOfMemoryError:
             self.prompts.turn_off()
             torch.cuda.empty_cache()
@@ -125,7 +130,10 @@ class GraphSteps(Steps):
         return self.prompts.met(shapes)
 
     def _shape(self, part: PromptRows, choice: TokenChoice) -> PromptShape:
-        return part.rows, part.width, self.cells(part.stop), choice
+        return part.rows, part.width, self._prompt_cells(part), choice
+
+    def _prompt_cells(self, part: PromptRows) -> int:
+        return self.context if self.prompts.any_cells else self.cells(part.stop)
 
     def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
@@ -160,19 +168,28 @@ class GraphSteps(Steps):
         return self._ready[bucket]
 
     def _known(self, name: str, run: Callable[..., None], *shape: Any) -> float:
-        """Look up the device's seconds for a pass; capture the pass if it was not."""
+        """Look up the device's seconds for a pass; capture and time the pass if it was not."""
+        key = (name, *shape)
+        self._prepare(name, run, *shape)
+        for _ in range(0 if key in self.graph_seconds else TIMED):
+            self._restoring()(lambda: self._time(key, self.graphs[key]))
+        return self.graph_seconds[key]
+
+    def _prepare(self, name: str, run: Callable[..., None], *shape: Any) -> None:
+        """Capture a pass if it was not."""
         key = (name, *shape)
         if key not in self.graphs:
             began = time.monotonic()
             self.graphs[key] = self._capture(key, partial(run, *shape))
             self.captures += 1
-            self.prepared_seconds += time.monotonic() - began
-        return self.graph_seconds[key]
+            self.capture_seconds[key] = time.monotonic() - began
+            self.prepared_seconds += self.capture_seconds[key]
 
     def _replay(self, name: str, run: Callable[..., None], *shape: Any) -> None:
         """Run a pass as a graph, captured when that shape first comes."""
         key = self._key(name, *shape)
-        self._known(name, run, *key[1:])
+        if key not in self.graphs:
+            self._known(name, run, *key[1:])
         self.graphs[key]()
 
     def _key(self, name: str, *shape: Any) -> GraphKey:
@@ -191,8 +208,15 @@ class GraphSteps(Steps):
         return self._wider[key]
 
     def _capture(self, key: GraphKey, run: Pass) -> Pass:
-        """Capture a pass and time it; return what replays it, or the pass itself where it cannot be captured. Puts back
-        all that is changed, except for cells of the caches, which the real pass writes again."""
+        """Capture a pass; return what replays it, or the pass itself where it cannot be captured. Puts back all that is
+        changed, except for cells of the caches, which the real pass writes again."""
+        if key[0] in self.uncaptured:
+            self._restoring()(run)
+            return run
+        return self._record(key, run, self._restoring())
+
+    def _restoring(self) -> Callable[[Pass], None]:
+        """Make what runs a pass and puts back what it changes."""
         before = [buffer.clone() for buffer in self.work.tensors]
 
         def restored(run: Pass) -> None:
@@ -202,15 +226,15 @@ class GraphSteps(Steps):
                 for buffer, old in zip(self.work.tensors, before, strict=True):
                     buffer.copy_(old)
 
-        replay = run if key[0] in self.uncaptured else self._record(key[0], run, restored)
-        for _ in range(TIMED):
-            restored(lambda: self._time(key, replay))
-        return replay
+        return restored
 
-    def _record(self, name: str, run: Pass, restored: Callable[[Pass], None]) -> Pass:
+    def _record(self, key: GraphKey, run: Pass, restored: Callable[[Pass], None]) -> Pass:
         """Record a pass; one of a kind that cannot be captured is said once. An error of its own comes again later."""
+        name, kind = key[0], (key[0], key[-1])
         try:
-            return self.recorder.record(run, restored)
+            replay = self.recorder.record(run, restored, known=kind in self._never_waits)
+            self._never_waits.add(kind)
+            return replay
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -50,6 +50,11 @@ class PromptGraphs:
         self._met: set[PromptShape] = set()
         self._given: dict[tuple[int, int], Tensor] = {}
 
+    @property
+    def any_cells(self) -> bool:
+        """Whether a pass reads as many cells as it needs, so that one graph does for all."""
+        return all(getattr(group, "reads_fused", False) for group in self.work.groups)
+
     def turn_off(self) -> None:
         self.on = False
 

@@ -19,15 +19,16 @@ class GraphRecorder:
     def __init__(self) -> None:
         self.pool: Any = None
 
-    def record(self, run: Pass, restored: Callable[[Pass], None]) -> Pass:
+    def record(self, run: Pass, restored: Callable[[Pass], None], known: bool = False) -> Pass:
         """Return what replays a pass. `restored` calls a function and puts back what it changed. RuntimeError: the pass
-        cannot be captured, as when the host waits for the device in it."""
+        cannot be captured, as when the host waits for the device in it; `known`: in others of its kind it does not."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             restored(run)  # compiles, and chooses what it needs
-            with refusing_waits():
-                restored(run)
+            if not known:
+                with refusing_waits():
+                    restored(run)
         torch.cuda.current_stream().wait_stream(stream)
         return self._capture(run)
 

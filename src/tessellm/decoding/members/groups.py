@@ -50,6 +50,8 @@ class Group:
             token_BMT = torch.stack([each.to_member(batch.token_BT) for each in self.alignments], 1)
         if self.fused is not None and batch.order is RowOrder.FIRST_SLOTS and self.fused.takes(*batch.token_BT.shape):
             logits_MBTV = self.fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
+        elif self.reads_fused and batch.order is RowOrder.ANY_SLOTS and len(self.cache):
+            logits_MBTV = self.fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
         else:
             call: Any = self.module
             now = self.cache.begin(batch)
@@ -65,6 +67,12 @@ class Group:
         if self._same_ids:
             return list(logits_MBTV[..., : self.alignments[0].size])
         return [each.to_composed(logits_BTV) for each, logits_BTV in zip(self.alignments, logits_MBTV, strict=True)]
+
+    @property
+    def reads_fused(self) -> bool:
+        """Whether prompts are read by few kernels, too, from the second pass on: the first, by the modules, makes the
+        cache."""
+        return self.fused is not None and self.fused.reads_prompts
 
     @cached_property
     def _same_ids(self) -> bool:

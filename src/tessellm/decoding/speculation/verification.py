@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...rules import Explanation, normalised
-from ..buffers import StepResult
+from ..buffers import StepResult, laid_out
 from ..members.groups import member_logits
 from ..passes import Workspace, broken_member, choose_tokens
 from ..sampling import TokenChoice
@@ -186,7 +186,7 @@ def _judge_one_by_one(
         else:
             logp_B1V, new_broken_B, new = work.runner.combine(*given, state)
             token_B, logprob_B = choose_tokens(work.slots, logp_B1V[:, -1], slice(rows), start_B + 1 + t, choice)
-        state = new if new is None else type(new)(*map(_laid_out, new, before))
+        state = new if new is None else type(new)(*map(laid_out, new, before))
         broken_B = torch.maximum(broken_B, new_broken_B)
         tokens.append(token_B)
         logprobs.append(logprob_B.float())
@@ -208,10 +208,3 @@ def choose_along(work: Workspace, logp_BTV: Tensor, choice: TokenChoice) -> Tens
 def _accept(right_BG: Tensor) -> Tensor:
     """Count the tokens of each row's own draft that stand: those before its first wrong one."""
     return right_BG.long().cumprod(1).sum(1, keepdim=True)
-
-
-def _laid_out(new: Tensor, like: Tensor) -> Tensor:
-    """Copy a tensor where it does not lie in memory as another does."""
-    if new.stride() == like.stride():
-        return new
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(new)

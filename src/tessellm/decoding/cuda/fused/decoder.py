@@ -20,6 +20,7 @@ from .kernels import embed_kernel, residual_kernel
 from .layers import MULTIPROCESSORS, TYPES, FusedLinear
 from .low import Low
 from .overlap import overlapping
+from .prompts import PromptPass
 
 CELLS_PER_SPLIT = 128
 FEWER_CELLS = 64  # cells per split, where programs are too few for all multiprocessors
@@ -49,6 +50,7 @@ class FusedDecoder:
         )
         self.shared = self.head.shared
         self._kept = members
+        self.reads_prompts, self.read = True, PromptPass(self)  # False: the modules do
 
     def _layer(self, layers: Sequence[Any]) -> dict[str, Any]:
         post = self.architecture.post_norms

@@ -21,8 +21,10 @@ from .overlap import overlapping
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 THIN = 1  # rows up to which sums in registers beat matrix units; never where members have deltas
 MOST_BLOCK_R = 64  # rows per program, but for large blocks
-LARGE = 128  # rows and output rows per large block; weights of members with deltas have none
+LARGE = 128  # rows and output rows per large block
+LARGE_DELTA_ROWS = 128  # rows up to which weights of members with deltas have no large blocks
 MULTIPROCESSORS = 132  # of an H200
+MOST_LARGE_SPLITS = 3  # pieces of sums in large blocks, unless programs are fewer than multiprocessors: all are read
 WIDEST_BLOCK = 64  # output rows per program
 PROGRAMS = 2 * MULTIPROCESSORS  # a launch with fewer is split along its sums
 EARLY_ROWS = 16  # rows up to which matrix products begin early
@@ -48,7 +50,7 @@ class LaunchWeights:
     dtype: torch.dtype
     splits: bool  # whether sums may be split
     thin: bool = True  # whether a row or few may have sums in registers, which add no deltas
-    large: bool = False  # whether many rows may have large blocks, which read less of the caches
+    large_from: int | None = None  # more rows than this have large blocks, which read less of the caches
     up_table: Tensor | None = None
     bias_table: Tensor | None = None
     glu: int = 0
@@ -107,7 +109,7 @@ class FusedLinear:
             dtype=first.dtype,
             splits=splits,
             thin=plain,
-            large=plain,
+            large_from=MOST_BLOCK_R if plain else LARGE_DELTA_ROWS,
             up_table=block_addresses([own[1:] for own in parts], device) if glu else None,
             bias_table=block_addresses(biases, device) if biased else None,
             glu=glu,
@@ -116,7 +118,7 @@ class FusedLinear:
             whole=(parts[0][0], parts[0][-1]) if self.shared and len(gates[0]) == 1 else None,
         )
         self.out_dtype = out_dtype or first.dtype
-        self._kept = (parts, biases)
+        self.parts, self.biases = parts, biases  # per group; kept, since kernels know addresses alone
         self.deltas: Deltas | None = None
         if not plain:
             if not self.shared:
@@ -139,8 +141,8 @@ class FusedLinear:
         """Make room for the low-rank input of the reader's deltas, which a call can fill; None if there are none, or it
         cannot."""
         _, layout = self._laid_out(members, slots)
-        if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1:
-            return None
+        if reader.deltas is None or not self.shared or layout.thin or layout.splits > 1 or layout.large:
+            return None  # large blocks have no registers left for it, nor their readers for so many parts
         return reader.deltas.room(self.weights.out // layout.settings["BLOCK_N"], members, slots)
 
     def _laid_out(self, members: int, slots: int) -> tuple[LaunchRows, Layout]:
@@ -174,6 +176,10 @@ class Layout:
     settings: dict[str, Any]
 
     @property
+    def large(self) -> bool:
+        return bool(self.settings["BLOCK_R"] == LARGE)
+
+    @property
     def apart(self) -> bool:
         """Whether deltas have programs of their own."""
         return self.splits > 1 and self.settings["BLOCK_R"] <= ROWS_APART
@@ -199,9 +205,10 @@ def layout_of(weights: LaunchWeights, launched: LaunchRows) -> Layout:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if weights.k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
     most_splits = max(1, weights.k // SHORTEST_SUM) if weights.splits else 1
-    if weights.large and rows > MOST_BLOCK_R and weights.unit % LARGE == 0 and itemsize == 2:
+    large = weights.large_from is not None and rows > weights.large_from
+    if large and weights.unit % LARGE == 0 and itemsize == 2:
         programs = launched.groups * (out // LARGE) * -(-rows // LARGE)
-        splits = min(max(1, MULTIPROCESSORS // programs), most_splits)
+        splits = _splits(programs, most_splits)
         sizes = {"BLOCK_R": LARGE, "BLOCK_N": LARGE, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4}
         return Layout(False, splits, {**sizes, "PRECISION": "ieee"})
     block_n = next(size for size in (64, 32, 16) if weights.unit % size == 0 and size <= WIDEST_BLOCK)
@@ -210,6 +217,12 @@ def layout_of(weights: LaunchWeights, launched: LaunchRows) -> Layout:
     block_r = min(max(16, padded), most)
     settings = {"BLOCK_R": block_r, "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": 4, "num_stages": stages}
     return Layout(False, splits, {**settings, "PRECISION": "ieee"})
+
+
+def _splits(programs: int, most: int) -> int:
+    """Choose into how many pieces large blocks split their sums: as few as leave the fewest multiprocessors idle."""
+    choices = range(1, min(most, max(MOST_LARGE_SPLITS, MULTIPROCESSORS // programs)) + 1)
+    return min(choices, key=lambda splits: (-(-programs * splits // MULTIPROCESSORS) / splits, splits))
 
 
 def launch(

@@ -1,0 +1,52 @@
+"""The products of a FusedLinear by the library, for so many rows that it is the faster: layer after layer, and the
+deltas on top of them. Nothing is copied: every product goes where it belongs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layers import FusedLinear
+
+
+def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
+    """Multiply: [M, B, in] to [M, B, all outputs side by side]; gate and up come as they are, without activation."""
+    members, rows, width = x_MBK.shape
+    weights, biases = linear.parts, linear.biases
+    sizes = [len(weight) for weight in weights[0]]
+    y_MBO = torch.empty(members, rows, sum(sizes), dtype=linear.weights.dtype, device=x_MBK.device)
+    x_GRK, y_GRO = x_MBK.reshape(len(weights), -1, width), y_MBO.view(len(weights), -1, sum(sizes))
+    for x_RK, y_RO, own, added in zip(x_GRK, y_GRO, weights, biases, strict=True):
+        for weight, bias, out in zip(own, added, y_RO.split(sizes, 1), strict=True):
+            if bias is None:
+                torch.mm(x_RK, weight.T, out=out)
+            else:
+                torch.addmm(bias, x_RK, weight.T, out=out)
+    if linear.deltas is not None:
+        _add_deltas(linear, x_MBK, y_MBO, sizes)
+    return y_MBO
+
+
+def wide_logits(head: FusedLinear, x_MBK: Tensor) -> Tensor:
+    """Multiply by the output layer, into float32, and cap: [M, B, in] to [M, B, vocabulary]."""
+    members, rows, width = x_MBK.shape
+    x_GRK = x_MBK.reshape(len(head.parts), -1, width)
+    y_GRO = torch.empty(*x_GRK.shape[:2], head.weights.out, dtype=torch.float32, device=x_MBK.device)
+    for x_RK, y_RO, own in zip(x_GRK, y_GRO, head.parts, strict=True):
+        if x_RK.dtype == torch.float32:
+            torch.mm(x_RK, own[0].T, out=y_RO)
+        else:
+            torch.mm(x_RK, own[0].T, out_dtype=torch.float32, out=y_RO)
+    if (cap := head.weights.cap) is not None:
+        y_GRO.div_(cap).tanh_().mul_(cap)
+    return y_GRO.view(members, rows, -1)
+
+
+def _add_deltas(linear: FusedLinear, x_MBK: Tensor, y_MBO: Tensor, sizes: list[int]) -> None:
+    deltas, first = linear.deltas, 0
+    assert deltas is not None
+    low_MBL = torch.bmm(x_MBK, deltas.down_MLK.transpose(1, 2))
+    for part, size in enumerate(sizes):
+        up_MRO = deltas.up_OC[first : first + size].view(size, deltas.members, deltas.rank).permute(1, 2, 0)
+        y_MBO[..., first : first + size].baddbmm_(low_MBL[..., part * deltas.rank :][..., : deltas.rank], up_MRO)
+        first += size

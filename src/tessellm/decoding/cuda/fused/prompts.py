@@ -1,0 +1,127 @@
+"""PromptPass: read prompts, or pieces of them, with the fused decoder's weights and caches, in few launches.
+
+Norms, rotations, attention and activations are kernels of ours, however many tokens there are. Products are ours where
+one launch for all members beats the library's one by one, which ends where rows are many.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .kernels import embed_kernel, residual_kernel
+from .layers import MULTIPROCESSORS, TYPES, FusedLinear
+from .library import multiply, wide_logits
+from .low import Low
+from .overlap import overlapping
+from .prompt_kernels import gate_kernel, place_kernel, prompt_attention_kernel
+
+if TYPE_CHECKING:
+    from .decoder import FusedDecoder
+
+OWN_ROWS = 256  # rows per weight up to which products are ours, in half precision
+OWN_SHARED_ROWS = 512  # the same where all members read one weight: deltas would be launches of their own
+OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
+OWN_LOGIT_ROWS = 512  # rows per weight up to which the output layer is ours; more would be too many for its addresses
+GATED = 1024  # outputs of gate and up per program
+FEW_CELLS = 32  # cells that a small block of queries reads at once
+
+
+class PromptPass:
+    """Token ids and positions of any slots to logits of the last tokens."""
+
+    def __init__(self, decoder: FusedDecoder):
+        self.decoder = decoder
+
+    def __call__(self, token_MBT: Tensor, position_BT: Tensor, slot_B: Tensor, keep: int) -> Tensor:
+        """Compute logits of each row's last `keep` tokens: [members, rows, keep, vocabulary] in float32."""
+        fused, a = self.decoder, self.decoder.architecture
+        members, rows, tokens = token_MBT.shape
+        count, position_BT, slot_B = rows * tokens, position_BT.contiguous(), slot_B.contiguous()
+        x, h = (torch.empty(members, count, a.hidden, dtype=fused.dtype, device=fused.device) for _ in range(2))
+        embed_kernel[(count, members)](
+            token_MBT.contiguous(), fused.embeddings, fused.layers[0]["before"], x, h, count, a.embedding_scale, count,
+            a.eps, a.gain_offset, **self._sizes(),
+        )  # fmt: skip
+        for index, layer in enumerate(fused.layers):
+            last = index + 1 == a.layers
+            found = self._attend(index, self._product(layer["qkv"], h), position_BT, slot_B)
+            if last and keep < tokens:  # from here on a token is by itself
+                x, found = (
+                    each.unflatten(1, (rows, tokens))[:, :, -keep:].flatten(1, 2).contiguous() for each in (x, found)
+                )
+                h = torch.empty_like(x)
+            self._add(x, self._product(layer["o"], found), layer.get("after attention"), layer["between"], h)
+            gains = fused.norm if last else fused.layers[index + 1]["before"]
+            self._add(x, self._mlp(layer["mlp"], layer["down"], h), layer.get("after mlp"), gains, h)
+        plain = fused.head.deltas is None and fused.head.biases[0][0] is None
+        by_library = plain and h.shape[1] * (members if fused.shared else 1) > OWN_LOGIT_ROWS
+        return (wide_logits(fused.head, h) if by_library else fused.head(h)[0]).unflatten(1, (rows, keep))
+
+    def _sizes(self) -> dict[str, Any]:
+        hidden = self.decoder.architecture.hidden
+        own = {"K": hidden, "BLOCK_K": triton.next_power_of_2(hidden), "WEIGHT": TYPES[self.decoder.dtype]}
+        return own | overlapping(self.decoder.device)
+
+    def _is_own(self, linear: FusedLinear, rows: int) -> bool:
+        """Whether a product of so many rows per member is one launch of ours."""
+        members, most = (self.decoder.members, OWN_SHARED_ROWS) if linear.shared else (1, OWN_ROWS)
+        return rows * members <= (most if self.decoder.dtype.itemsize == 2 else OWN_WIDE_ROWS)
+
+    def _product(self, linear: FusedLinear, x_MBK: Tensor, low: Low | None = None) -> Tensor:
+        """Multiply; y in pieces."""
+        return linear(x_MBK, low) if self._is_own(linear, x_MBK.shape[1]) else multiply(linear, x_MBK)[None]
+
+    def _mlp(self, mlp: FusedLinear, down: FusedLinear, h: Tensor) -> Tensor:
+        members, rows, _ = h.shape
+        if self._is_own(mlp, rows):
+            made = mlp.low_for(down, members, rows)
+            return self._product(down, mlp(h, None, made)[0], made)
+        both, width = multiply(mlp, h), mlp.weights.out
+        y = torch.empty(members, rows, width, dtype=h.dtype, device=h.device)
+        gate_kernel[(members * rows, -(-width // GATED))](
+            both, y, WIDTH=width, BLOCK_N=GATED, GLU=mlp.weights.glu, **overlapping(h.device)
+        )
+        return self._product(down, y)
+
+    def _add(self, x: Tensor, y: Tensor, post: Tensor | None, gains: Tensor, h: Tensor) -> None:
+        """Compute x += y, and h = norm(x) for what reads it next."""
+        a, (members, rows, _) = self.decoder.architecture, x.shape
+        residual_kernel[(members * rows, 1)](
+            x, y, x, h, gains if post is None else post, gains, h, gains, members * rows, rows, 0, a.eps, a.gain_offset,
+            SPLITS=y.shape[0], POST=post is not None, PIECE=0, num_warps=8, **self._sizes(),
+        )  # fmt: skip
+
+    def _attend(self, index: int, qkv: Tensor, position_BT: Tensor, slot_B: Tensor) -> Tensor:
+        fused, a = self.decoder, self.decoder.architecture
+        key, value = fused.cache.key_RHCD[index], fused.cache.value_RHCD[index]
+        members, count, (rows, tokens) = qkv.shape[1], qkv.shape[2], position_BT.shape
+        turned, found = (
+            torch.empty(members, count, a.heads * a.head_size, dtype=fused.dtype, device=fused.device) for _ in range(2)
+        )
+        strides = key.stride(2), key.stride(1), key.stride(0)
+        sizes: dict[str, Any] = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size}
+        sizes |= {"CACHE": TYPES[fused.dtype], **overlapping(fused.device)}
+        place_kernel[(members * count,)](
+            qkv, key, value, slot_B, position_BT, fused.cos, fused.sin, turned, members * count, count, tokens, members,
+            fused.cache.cells, *strides, ALL_HEADS=triton.next_power_of_2(a.heads + 2 * a.kv_heads),
+            IN_SPLITS=qkv.shape[0], **sizes,
+        )  # fmt: skip
+        queries, window = tokens * (a.heads // a.kv_heads), a.windows[index]
+        blocks = self._blocks(queries, members * rows * a.kv_heads)
+        prompt_attention_kernel[(-(-queries // blocks["BLOCK_Q"]), members * rows, a.kv_heads)](
+            turned, key, value, slot_B, position_BT, found, tokens, rows, members, *strides, window or 0, a.scaling,
+            a.softcap or 1.0, WINDOW=window is not None, SOFTCAP=a.softcap is not None, **blocks, **sizes,
+        )  # fmt: skip
+        return found
+
+    def _blocks(self, queries: int, others: int) -> dict[str, int]:
+        """Choose blocks of queries and cells: large ones where they are enough for all multiprocessors."""
+        if self.decoder.dtype.itemsize > 2:
+            return {"BLOCK_Q": 32, "BLOCK_C": 16, "num_warps": 4, "num_stages": 2}
+        large = -(-queries // 128) * others >= MULTIPROCESSORS
+        return {"BLOCK_Q": 128 if large else 64, "BLOCK_C": 64 if large else FEW_CELLS, "num_warps": 8 if large else 4,
+                "num_stages": 2}  # fmt: skip

@@ -1,0 +1,36 @@
+"""A belief along many tokens at once: Bayes' rule with a share given back is linear in the belief before it is
+normalised, so that a chain of updates is a product of small matrices, taken in a few rounds instead of token by token.
+Knows beliefs and matrices; no rule.
+
+Shapes: B batch, T time, L laws.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def update_matrices(said_BTL: Tensor, share: float) -> Tensor:
+    """The matrix of each update, [B, T, L, L]: a belief times what each law said of the token, then `share` of it goes
+    back to all laws alike. Only directions count: each may be scaled."""
+    laws = said_BTL.shape[-1]
+    likely_BTL = (said_BTL - said_BTL.amax(-1, keepdim=True)).exp()
+    same_LL = torch.eye(laws, dtype=said_BTL.dtype, device=said_BTL.device)
+    return (same_LL * (1 - share) + share / laws) * likely_BTL[..., None, :]
+
+
+def beliefs_along(step_BTLL: Tensor, belief_BL: Tensor) -> Tensor:
+    """The belief (log) after each step, from the one before the first: [B, T, L]."""
+    product_BTLL, reach = step_BTLL, 1
+    while reach < step_BTLL.shape[1]:  # each product then covers twice as many steps
+        longer_BTLL = _times(product_BTLL[:, reach:], product_BTLL[:, :-reach])
+        longer_BTLL = longer_BTLL / longer_BTLL.amax((-2, -1), keepdim=True)
+        product_BTLL, reach = torch.cat([product_BTLL[:, :reach], longer_BTLL], 1), 2 * reach
+    weight_BTL = (product_BTLL * belief_BL.exp()[:, None, None]).sum(-1)
+    return weight_BTL.log() - weight_BTL.sum(-1, keepdim=True).log()
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """The product of small matrices, as sums that a compiler makes one kernel of."""
+    return (left[..., :, :, None] * right[..., None, :, :]).sum(-2)
