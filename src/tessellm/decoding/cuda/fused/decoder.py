@@ -28,7 +28,7 @@ MOST_ROWS = 64  # rows per weight in a step; beyond it, a matrix product of the 
 MOST_DRAFT_ROWS = 256  # rows per weight when drafts are verified, and the modules would launch ten times as much
 FEW_ROWS = 16  # rows for which a norm is repeated by several programs, each with some of the deltas' low-rank input
 PIECE = 4  # numbers of that input per program
-MOST_TOKENS = 9  # tokens per sequence
+MOST_TOKENS = 16  # tokens per sequence: with 32 the attention of google/gemma-2-2b spills registers
 FEW_QUERIES = 16  # queries per program, which may then read more cells at once, if it has a multiprocessor to itself
 MOST_QUERIES = 128  # queries per program: more do not fit into its registers
 
