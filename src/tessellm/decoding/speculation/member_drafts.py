@@ -70,21 +70,28 @@ class MemberDrafter:
         if any(rooms):
             steps.put(self.drafts.room_S[:rows], rooms)
             for name, run in self.passes()[0].items():
-                steps.run(name, run, rows, length, cells, choice)
+                for _ in range(length):
+                    steps.run(name, run, rows, 1, cells, choice)
 
     def draft(self, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-        """Run `length` steps of the member alone, each from the token before; on the device."""
+        """Add `length` tokens to the drafts of slots that have room, each from the one before; on the device."""
         drafts, slots, (at_B, order) = self.drafts, self.work.slots, self._drafting(rows)
-        token_B, start_B, room_B = slots.token_S[at_B], slots.position_S[at_B], drafts.room_S[at_B]
-        drafts.writer_S[at_B] = torch.where(room_B > 0, self.place, drafts.writer_S[at_B])
-        for step in range(length):
-            real_B = (start_B >= 0) & (room_B > step)
-            position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
-            batch = TokenBatch(token_B[:, None], position_B1, at_B, cells, 1, order)
-            (logits_B1V,) = self.group.logits(batch)
-            logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
-            token_B, _ = choose_tokens(slots, logp_BV, at_B, start_B + step + 1, choice)
-            drafts.draft_SG[at_B, step] = torch.where(real_B, token_B, drafts.draft_SG[at_B, step])
+        start_B, room_B = slots.position_S[at_B], drafts.room_S[at_B]
+        for _ in range(length):
+            done_B = drafts.done_S[at_B]
+            real_B = (start_B >= 0) & (done_B < room_B)
+            last_B = drafts.draft_SG[at_B, (done_B - 1).clamp_min(0)]
+            token_B1 = torch.where(done_B > 0, last_B, slots.token_S[at_B]).clamp_min(0)[:, None]
+            position_B1 = torch.where(real_B, start_B + done_B, -1)[:, None]
+            (logits_B1V,) = self.group.logits(TokenBatch(token_B1, position_B1, at_B, cells, 1, order))
+            said_BV = logits_B1V[:, -1]
+            if choice is not TokenChoice.GREEDY:
+                said_BV = said_BV.to(working_dtype(said_BV)).log_softmax(-1)
+            token_B, _ = choose_tokens(slots, said_BV, at_B, start_B + done_B + 1, choice)
+            column_B = done_B.clamp_max(drafts.draft_SG.shape[1] - 1)
+            drafts.draft_SG[at_B, column_B] = torch.where(real_B, token_B, drafts.draft_SG[at_B, column_B])
+            drafts.writer_S[at_B] = torch.where(real_B, self.place, drafts.writer_S[at_B])
+            drafts.done_S[at_B] = done_B + real_B
 
     def _drafting(self, rows: int) -> tuple[Tensor, RowOrder]:
         """Choose the slots of a pass: those with room on a CPU, where a row less is time saved; all where passes are

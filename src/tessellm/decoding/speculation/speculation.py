@@ -22,7 +22,7 @@ from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
 from .pace import AcceptanceRates, ModelledPace, Pace
 from .verification import DraftBuffers, verify
-from .who import Speculation
+from .who import Speculation, costs_of
 
 BELIEVED_RATES = (0.75, 0.9, 0.97, 0.99)  # acceptance of drafts by how sure the rule is, before any were seen
 PATIENCE = 16  # passes in a row for which drafts did not pay
@@ -39,12 +39,13 @@ class Speculator:
         on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
         self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
+        work.drafts[:] = self.drafts.tensors
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         if self.by_belief:
-            self.pace = ModelledPace(self.lengths, members=len(model.members))
+            self.pace = ModelledPace(self.lengths, costs=costs_of(model))
         self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
@@ -126,8 +127,11 @@ class Speculator:
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
         """Prepare every way to draft, and verification; the device's seconds per length by the slowest way."""
+        lengths = self.lengths
+        if isinstance(self.pace, ModelledPace):
+            lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
         ways = [
-            self.steps.ready({**way, "verify": self._verify}, self.drafts.clear, self.lengths, rows, cells, choice)
+            self.steps.ready(way, self._verify, self.drafts.clear, lengths, rows, cells, choice)
             for way in self.drafter.passes()
         ]
         return {length: max(way[length] for way in ways) for length in ways[0]}

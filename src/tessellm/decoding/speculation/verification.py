@@ -50,6 +50,7 @@ class DraftBuffers:
 
     draft_SG: Tensor  # −1 behind the end of a draft
     room_S: Tensor  # no draft is longer than this
+    done_S: Tensor  # tokens of a draft that a member has written
     writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
     fed_TS: Tensor
     came_SX: Tensor  # for one transfer: how many tokens, a broken member, the tokens, their log-probabilities
@@ -58,6 +59,7 @@ class DraftBuffers:
     def empty(slots: int, longest: int, device: torch.device) -> DraftBuffers:
         return DraftBuffers(
             torch.full((slots, longest), -1, device=device),
+            torch.zeros(slots, dtype=torch.long, device=device),
             torch.zeros(slots, dtype=torch.long, device=device),
             torch.full((slots,), -1, device=device),
             torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
@@ -72,6 +74,12 @@ class DraftBuffers:
         self.draft_SG.fill_(-1)
         self.writer_S.fill_(-1)
         self.room_S.zero_()
+        self.done_S.zero_()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """List what drafting changes, slot first."""
+        return [self.draft_SG, self.room_S, self.done_S, self.writer_S]
 
     def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> StepResult:
         """Sort the host's copy of `came_SX` by slot."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from ...errors import EngineError, nearest
 from ...model import ComposedForCausalLM
 from ..members.stacking import shares_base
+from .costs import CPU, GPU, Costs
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
-LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
+LENGTHS_ON_GPU = (3, 7, 15)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
+PAYS = 1.5  # times the tokens a second of all awake that the model of the cost must promise: members rest by default
 SHORTEST = {
     "lookup": 1,
     "member": 1,
@@ -74,10 +76,18 @@ class Speculation:
 NOBODY = Speculation("none")
 
 
-def suggested(model: ComposedForCausalLM) -> Speculation:
-    """Let members rest where that was measured to pay: on a CPU, where each reads weights of its own. A LoRA expert is
-    a row more through the base's weights, which takes less than reading it later."""
+def costs_of(model: ComposedForCausalLM) -> Costs:
+    """Count what passes of a composition read, for the model of the cost."""
     base, *experts = (model.member(name) for name in model.members)
-    apart = bool(experts) and not any(shares_base(expert, base) for expert in experts)
-    pays = apart and model.rule.lets_members_rest and model.device.type == "cpu"
-    return Speculation("belief") if pays else NOBODY
+    lora = sum(shares_base(expert, base) for expert in experts)
+    return Costs(CPU if model.device.type == "cpu" else GPU, 1 + len(experts) - lora, lora)
+
+
+def suggested(model: ComposedForCausalLM) -> Speculation:
+    """Let members rest where that pays, by the model of the cost: where each reads weights of its own. A LoRA expert is
+    a row more through the base's weights, which takes less than reading it later."""
+    wanted = Speculation("belief")
+    if not model.rule.lets_members_rest:
+        return NOBODY
+    pays = costs_of(model).gain(wanted.lengths(model.device.type == "cpu")) >= PAYS
+    return wanted if pays else NOBODY
