@@ -86,8 +86,10 @@ class Replayed(Belief):
         inner = None if state is None else BeliefState(*state[:-2])
         said_BTV, after, why = super().explain(logp_MBTV, tokens_BT, mask_BT, inner)
         none_B = torch.zeros_like(tokens_BT[:, -1])
-        kind_B, rows_B = (tokens_BT[:, -1] % len(self.kinds), none_B) if state is None else state[-2:]
+        kind_B, rows_B = (none_B, none_B) if state is None else state[-2:]
         rows_BT = rows_B[:, None] + mask_BT.long().cumsum(1)
+        last_BT = (rows_BT == self.prompt) & mask_BT.bool()  # type: ignore[attr-defined]
+        kind_B = torch.where(last_BT.any(1), (tokens_BT * last_BT).sum(1) % len(self.kinds), kind_B)
         named_BT, right_BT = self._at(0, kind_B, rows_BT - 1), self._at(2, kind_B, rows_BT)
         named_BTV = logp_MBTV.take_along_dim(named_BT[None, ..., None], 0)[0].to(said_BTV.dtype)
         law_BTV = (named_BTV.exp() * (1 - DOUBT) + said_BTV.exp() * DOUBT).log()

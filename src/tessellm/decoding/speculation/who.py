@@ -17,8 +17,9 @@ from ..members.stacking import shares_base
 from .costs import CPU, GPU, Costs
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
-LENGTHS_ON_GPU = (3, 7, 15)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
+LENGTHS_ON_GPU = (3, 7, 15, 31)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
+LONGEST_ON_GPU = {**LONGEST, "belief": 31}  # where a token more to verify costs next to nothing
 PAYS = 1.5  # times the tokens a second of all awake that the model of the cost must promise: members rest by default
 SHORTEST = {
     "lookup": 1,
@@ -67,8 +68,9 @@ class Speculation:
 
     def lengths(self, on_cpu: bool) -> tuple[int, ...]:
         """List the lengths of drafts to choose from."""
-        lengths, given = LENGTHS if on_cpu else LENGTHS_ON_GPU, self.draft.partition(":")[2]
-        longest = int(given) if self.by_belief and given else LONGEST[self.kind]
+        lengths, usual = (LENGTHS, LONGEST) if on_cpu else (LENGTHS_ON_GPU, LONGEST_ON_GPU)
+        given = self.draft.partition(":")[2]
+        longest = int(given) if self.by_belief and given else usual[self.kind]
         fitting = [length for length in lengths if length <= longest] or [lengths[0]]
         return tuple(length for length in fitting if length >= SHORTEST[self.kind]) or (fitting[-1],)
 
