@@ -150,9 +150,10 @@ def three(base: PreTrainedModel, new: int) -> Iterator[Found]:
         found = compared(name, model, [prompts(model, rows[:32])], new)
         what = f"{name}: tokens/s over those with all members awake"
         one_kind = len(set(rows)) == 1
-        yield [at_least(name, what, found["ratio"], GAIN_AT_32) if one_kind else Claim(name, what, found["ratio"])], {
-            name: found
-        }
+        yield (
+            [at_least(name, what, found["ratio"], GAIN_AT_32) if one_kind else Claim(name, what, found["ratio"])],
+            {name: found},
+        )
 
 
 def adversarial(base: PreTrainedModel, new: int) -> Iterator[Found]:
@@ -170,11 +171,14 @@ def lora(base: PreTrainedModel, new: int) -> Iterator[Found]:
     one = measure(base_alone(model), texts, new, AWAKE)["ms"]
     found = compared(name, model, texts, new) | {"base_ms": one}
     best = min(found["awake"]["ms"], found["resting"]["ms"])
-    yield [
-        at_most(name, f"{name}: time a token, the better of both, over the base alone", best / one, OVER_BASE),
-        Claim(f"{name}, awake", f"{name}: the same with all awake", found["awake"]["ms"] / one),
-        Claim(f"{name}, resting", f"{name}: the same while members rest", found["resting"]["ms"] / one),
-    ], {name: found}
+    yield (
+        [
+            at_most(name, f"{name}: time a token, the better of both, over the base alone", best / one, OVER_BASE),
+            Claim(f"{name}, awake", f"{name}: the same with all awake", found["awake"]["ms"] / one),
+            Claim(f"{name}, resting", f"{name}: the same while members rest", found["resting"]["ms"] / one),
+        ],
+        {name: found},
+    )
 
 
 def nine(base: PreTrainedModel, new: int) -> Iterator[Found]:

@@ -62,8 +62,8 @@ class ReplayState(NamedTuple):
 
 
 class Replayed(Belief):
-    """`belief`, computed as it is, but for whom it believes: that follows recorded answers (resting_traces.py), those of
-    one kind after another, and so does whether it says what that member would. The kind is the prompt's last token;
+    """`belief`, computed as it is, but for whom it believes: that follows recorded answers (resting_traces.py), of one
+    kind one after another, and so does whether it says what that member would. The kind is the prompt's last token;
     prompts are of `prompt` tokens. A member that the composition lacks is another expert of it."""
 
     def __init__(self, traces: Sequence[Trace], members: int, prompt: int, device: torch.device | str):

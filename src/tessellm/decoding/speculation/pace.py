@@ -28,6 +28,7 @@ NEWEST = 0.3  # weight of the last measurement of a cost
 HICCUP = 3.0  # the host's time is not believed to have grown by more than this factor at once
 AGEING = 0.003  # share by which an old measurement gets cheaper per step: bounds what trying again costs
 WORTH = 1.02  # a draft must promise this factor over a step without
+ONE_MEMBER = Costs(CPU, 1)
 
 
 @dataclass
@@ -143,10 +144,10 @@ class Pace:
 
 @dataclass
 class ModelledPace(Pace):
-    """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what was
-    said alone, also where a tie within rounding falls another way in a longer pass."""
+    """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what
+    was said alone, also where a tie within rounding falls another way in a longer pass."""
 
-    costs: Costs = Costs(CPU, 1)
+    costs: Costs = ONE_MEMBER
     writers: int = 1  # members that draft, for some rows each
 
     def set_device_time(self, rows: int, length: int, seconds: float) -> None:

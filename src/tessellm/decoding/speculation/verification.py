@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...rules import Explanation, normalised
 from ..buffers import StepResult
+from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
 from ..passes import Workspace, broken_member, choose_tokens
 from ..sampling import TokenChoice
@@ -182,7 +183,7 @@ def _judge_one_by_one(
     compiled again."""
     real_BT, start_B = batch.position_BT >= 0, work.slots.position_S[: len(batch.token_BT)]
     rows, width = real_BT.shape
-    logits_TMBV = torch.stack(list(logits_M)).permute(2, 0, 1, 3).contiguous()
+    logits_TMBV = together(logits_M).permute(2, 0, 1, 3).contiguous()
     drafts.fed_TS[:width, :rows] = batch.token_BT.T
     before = state = work.states.read(work.voice, slice(rows))
     stands_B, broken_B = start_B >= 0, torch.full_like(start_B, -1)
