@@ -37,6 +37,7 @@ from tessellm.model import ComposedForCausalLM
 ON_GPU = ("alone", "three", "adversarial", "lora", "nine")
 AWAKE, RESTING = Speculation("none"), Speculation("belief")
 PROMPT, ROUNDS = 128, 3
+WHOLE = 60  # a token that every number of kinds divides, and none that means something
 TARGETS = {3: 2.2, 9: 2.6}  # milliseconds a token at batch 1, by members
 GAIN_AT_32, OVER_BASE, SLOWER = 1.6, 1.05, 1.15
 QUIET = -0.99  # of norms behind blocks: what a block adds is small
@@ -64,8 +65,9 @@ def replaying(model: ComposedForCausalLM) -> ComposedForCausalLM:
 
 
 def prompts(model: ComposedForCausalLM, kinds: Sequence[int]) -> list[list[int]]:
-    """Random tokens; the last one names the kind of answer that is replayed."""
-    return [[*row[:-1], kind] for row, kind in zip(random_prompts(model, [PROMPT] * len(kinds)), kinds, strict=True)]
+    """Random tokens; the last one names the kind of answer that is replayed, by what is left of it."""
+    rows = random_prompts(model, [PROMPT] * len(kinds))
+    return [[*row[:-1], WHOLE + kind] for row, kind in zip(rows, kinds, strict=True)]
 
 
 def run(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tuple[float, list[list[int]]]:

@@ -127,8 +127,8 @@ def rates(traces: Sequence[Trace], length: int) -> dict[str, float]:
         at = 1  # the first token comes with the prompt
         while at < len(trace.right):
             stood, asked = trace.accepted(at, length), min(length, len(trace.right) - at)
-            drafted, accepted, blocks, tokens = drafted + asked, accepted + stood, blocks + 1, tokens + stood + 1
-            at += stood + 1
+            drafted, accepted, blocks = drafted + asked, accepted + stood, blocks + 1
+            tokens, at = tokens + min(stood + 1, len(trace.right) - at), at + stood + 1
     return {"accepted": accepted / drafted, "tokens a block": tokens / blocks}
 
 

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LIKELY = 0.99  # tokens of drafts that are right, where the rule is sure
+PAYS = 1.5  # times the tokens a second of all awake that must be promised: members rest by default where they are
 
 
 @dataclass(frozen=True)
 class Prices:
     """What a device takes, in passes of one full member over one token."""
 
+    lengths: tuple[int, ...]  # of drafts to choose from
     row: float  # a row more
     rule: float = 0.0  # the rule over one token of a text, and choosing
     rule_row: float = 0.0  # of a text more
@@ -32,10 +34,12 @@ class Prices:
     most_rows: int | None = None  # of a verifying pass, beyond which no fast kernel takes it
 
 
-CPU = Prices(row=0.07)  # 135M numbers in float32, one core
+CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
 # google/gemma-2-2b in bfloat16 on an H200: 1.6 ms for one row of one member, 4.42 and 5.30 for 1 and 32 rows of three;
 # 1.98 and 2.52 for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
-GPU = Prices(row=0.0065, rule=0.06, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True, most_rows=256)
+GPU = Prices(
+    (3, 7, 15, 31), row=0.0065, rule=0.06, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True, most_rows=256
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Costs:
     """What passes of a composition take."""
 
     prices: Prices
-    full: int  # members with weights of their own, the base among them
+    full: float  # members with weights of their own, the base among them; of different sizes, in units of the largest
     lora: int = 0  # members that share the base's
 
     def step(self, rows: int) -> float:
@@ -60,6 +64,11 @@ class Costs:
         """Whether fast kernels verify drafts of so many tokens of so many texts."""
         most = self.prices.most_rows
         return most is None or rows * (length + 1) * (1 + self.lora) <= most
+
+    @property
+    def pays(self) -> bool:
+        """Whether members rest by default."""
+        return self.gain(self.prices.lengths) >= PAYS
 
     def gain(self, lengths: Sequence[int], rate: float = LIKELY) -> float:
         """Compare the tokens a second of one text with those of all awake, at the best of these lengths."""

@@ -5,6 +5,8 @@ member:NAME   that member, alone
 belief        whomever the rule `belief` believes most; the other members rest meanwhile, and read what was written
               in one pass. belief:N: for N tokens at most
 none          nobody: all members read every token
+
+Members rest in the device's memory, never in the host's (`host`, `belief:host`: refused, see docs/resting.md).
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled
 LENGTHS_ON_GPU = (3, 7, 15, 31)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
 LONGEST_ON_GPU = {**LONGEST, "belief": 31}  # where a token more to verify costs next to nothing
-PAYS = 1.5  # times the tokens a second of all awake that the model of the cost must promise: members rest by default
 SHORTEST = {
     "lookup": 1,
     "member": 1,
     "belief": 3,
 }  # each length is tried: whoever is believed is right or wrong for long
+
+
+ON_HOST = (
+    "members cannot rest in the host's memory: all of them read every block of text, and to fetch one takes as long as "
+    "writing some 65 tokens does (docs/resting.md). Let them rest where they are ('belief'), or leave out experts"
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         kind, colon, given = self.draft.partition(":")
+        if self.draft in ("host", "belief:host"):
+            raise EngineError(ON_HOST)
         known = {"lookup": not colon, "none": not colon, "member": given, "belief": not colon or given.isdecimal()}
         if not known.get(kind) or (kind == "belief" and colon and not 1 <= int(given) <= LENGTHS[-1]):
             raise EngineError(
@@ -88,8 +97,4 @@ def costs_of(model: ComposedForCausalLM) -> Costs:
 def suggested(model: ComposedForCausalLM) -> Speculation:
     """Let members rest where that pays, by the model of the cost: where each reads weights of its own. A LoRA expert is
     a row more through the base's weights, which takes less than reading it later."""
-    wanted = Speculation("belief")
-    if not model.rule.lets_members_rest:
-        return NOBODY
-    pays = costs_of(model).gain(wanted.lengths(model.device.type == "cpu")) >= PAYS
-    return wanted if pays else NOBODY
+    return Speculation("belief") if model.rule.lets_members_rest and costs_of(model).pays else NOBODY
