@@ -28,6 +28,7 @@ NEWEST = 0.3  # weight of the last measurement of a cost
 HICCUP = 3.0  # the host's time is not believed to have grown by more than this factor at once
 AGEING = 0.003  # share by which an old measurement gets cheaper per step: bounds what trying again costs
 WORTH = 1.02  # a draft must promise this factor over a step without
+LOST, LOST_AT_FIRST = 0.1, 2.0  # steps that wrong drafts may cost a text: per token written, and before the first
 ONE_MEMBER = Costs(CPU, 1)
 
 
@@ -142,6 +143,22 @@ class Pace:
         return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)
 
 
+class Losses:
+    """Bound what drafts cost each text, in steps of all members awake: with n tokens written, at most LOST · n +
+    LOST_AT_FIRST of them, whatever was right."""
+
+    def __init__(self) -> None:
+        self._lost: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
+
+    def note(self, request: Request, cost: float, tokens: int) -> None:
+        """Count a pass that cost so many steps and brought so many tokens."""
+        self._lost[request] = self._lost.get(request, 0.0) + cost - tokens
+
+    def allow(self, request: Request, cost: float) -> bool:
+        """Whether a pass of so many steps may bring the request no more than one token."""
+        return self._lost.get(request, 0.0) + cost - 1 <= LOST * request.asked + LOST_AT_FIRST
+
+
 @dataclass
 class ModelledPace(Pace):
     """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what
@@ -160,6 +177,10 @@ class ModelledPace(Pace):
         if not length:
             return self.costs.step(rows)
         return self.costs.block(rows, length, self.writers) if self.costs.takes(rows, length) else math.inf
+
+    def in_steps(self, rows: int, length: int) -> float:
+        """Price a pass in steps of all members awake."""
+        return self._cost(rows, length) / self._cost(rows, 0)
 
 
 def bucket(rows: int) -> int:
