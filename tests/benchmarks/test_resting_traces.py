@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from resting_traces import Trace, rates, read_traces, write_traces
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.speculation import Speculation
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 TRACE = Trace("math", [0, 1, 1, 1, 1, 1], [0, 1, 3, 3, 3, 3], [[0], [0, 1], [1], [2], [1], [0, 1, 2]])
 
 
@@ -62,3 +65,20 @@ def test_who_is_believed_follows_the_prompt() -> None:
 def test_time_a_token_by_passes() -> None:
     passes = {"decode 1 256": 4.5, "verify 1 3": 5.0, "draft by 0 1 1": 1.5, "draft by 1 1 1": 1.6}
     assert by_passes(passes) == {"1 × 3": pytest.approx((3 * 1.6 + 5) / 4, abs=1e-3)}
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    spec = importlib.util.spec_from_file_location("generate_resting", ROOT / "docs" / "generate_resting.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    kept = json.loads(pages.RESULT.read_text()) if pages.RESULT.is_file() else None
+    text = pages.PAGE.read_text(encoding="utf-8")
+    assert pages.page(text, kept) == text, "run python docs/generate_resting.py"
+    drafts = {"accepted": 1.0, "drafted": 1200, "ms": 2.0}
+    tables = {"one": {"ms": 1.6}, "three": {"awake": {"ms": 4.5}, "resting": drafts, "same": 1.0}}
+    claims = [{"statement": "fast", "value": 2.0, "target": "≤ 2.2", "holds": True}]
+    block = pages.page(text, {"hardware": "a GPU", "commit": "0" * 40, "tables": tables, "claims": claims})
+    assert "| three | 4.50 | 2.00 | 2.25 | 100.0% of 1,200 | 100% |" in block
+    assert "| fast | 2 | ≤ 2.2 | yes |" in block
