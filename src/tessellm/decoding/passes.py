@@ -10,7 +10,7 @@ Shapes: S slots, B rows of the pass, T tokens per row, M members, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -75,11 +75,12 @@ class Workspace:
     slots: SlotBuffers
     states: RuleStates
     row_numbers: int  # logits of one position, over all members
+    drafts: list[Tensor] = field(default_factory=list)  # of every slot, where there are drafts
 
     @property
     def tensors(self) -> list[Tensor]:
         """List all that passes change, but for the members' caches."""
-        return [*self.slots.tensors, *self.states.tensors]
+        return [*self.slots.tensors, *self.states.tensors, *self.drafts]
 
     def move(self, source: int, target: int) -> None:
         """Move all that is known of a slot, but for its cells, into another."""

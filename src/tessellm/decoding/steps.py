@@ -63,15 +63,16 @@ class Steps:
 
     def ready(
         self,
-        passes: Mapping[str, DraftPass],
+        drafting: Mapping[str, DraftPass],
+        verify: DraftPass,
         empty: Callable[[], None],
         lengths: Sequence[int],
         rows: int,
         cells: int,
         choice: TokenChoice,
     ) -> dict[int, float]:
-        """Prepare passes over drafts of these lengths, on `empty` drafts; the device's seconds per length (0: a step),
-        where it tells."""
+        """Prepare passes that draft, token by token, and verify drafts of these lengths, on `empty` drafts; the
+        device's seconds per length (0: a step), where it tells."""
         return {}
 
     def put(self, into: Tensor, values: Sequence[Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from ..checkpoint import read_config, saved_members, saved_spec
 from ..compose import rule_entry, styled_entry
 from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
+from ..decoding.speculation.costs import CPU, GPU, Costs
 from ..errors import MemberError, RecipeError, nearest
 from ..members import Loading, load_config
 from ..members.gguf_files import count_parameters
@@ -32,7 +33,6 @@ GIB = 1 << 30
 USABLE = 0.9  # of a device's memory, as vLLM takes it; the rest is for kernels and activations
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
 LARGEST = 1e9  # GiB or GB/s: beyond any machine
-BLOCK = 7  # tokens that one member writes while the others rest
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -44,12 +44,13 @@ class Device:
     gib: float
     gb_a_second: float
     most: int = 64  # how many can work together
+    on_cpu: bool = False  # whether it is the memory of a processor, which computes rows slowly
 
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("laptop", 16, 60, 1),  # memory shared with everything else; two channels of DDR5
+        Device("laptop", 16, 60, 1, on_cpu=True),  # memory shared with everything else; two channels of DDR5
         Device("m4-max", 64, 546, 1),
         Device("rtx-4060", 8, 272),
         Device("rtx-4090", 24, 1008),
@@ -152,7 +153,7 @@ def plan(needs: Needs, device: Device, context: int) -> Plan:
         batch = largest_batch(needs, device, context, size)
         if batch >= 1 and needs.heads % size == 0:
             one, all_of_them = (speed_limit(needs, device, context, size, requests) for requests in (1, batch))
-            resting = resting_limit(needs, device, context, size)
+            resting = resting_limit(needs, device, one)
             return Plan(device, size, context, batch, one, all_of_them, served(needs, device), resting)
         size *= 2
     return Plan(device, 0, context, 0, 0.0, 0.0, None)
@@ -177,14 +178,13 @@ def speed_limit(needs: Needs, device: Device, context: int, size: int, requests:
     return requests * size * device.gb_a_second * 1e9 / read
 
 
-def resting_limit(needs: Needs, device: Device, context: int, size: int) -> float | None:
-    """The same for one request, while its largest member writes blocks that all others read at once; None where members
-    do not rest."""
-    if not needs.rests or any(member.kind != "full" for member in needs.members):
-        return None
-    every = needs.weight_bytes + context * needs.read_bytes
-    one = max(member.weight_bytes + context * member.kv_values * needs.dtype_bytes for member in needs.members)
-    return (BLOCK + 1) * size * device.gb_a_second * 1e9 / (BLOCK * one + every)
+def resting_limit(needs: Needs, device: Device, awake: float) -> float | None:
+    """The same for one request, while one member writes blocks that all others read at once, if every draft is right:
+    by the model of the cost that the engine decides with (decoding/speculation/costs.py). None where members do not
+    rest."""
+    own = [member.weight_bytes for member in needs.members if member.kind == "full"]
+    costs = Costs(CPU if device.on_cpu else GPU, sum(own) / max(own), len(needs.members) - len(own))
+    return awake * costs.gain(costs.prices.lengths, rate=1.0) if needs.rests and costs.pays else None
 
 
 def device_named(name: str | None, gib: float | None = None, gb_a_second: float | None = None) -> Device:
@@ -205,7 +205,8 @@ def device_named(name: str | None, gib: float | None = None, gb_a_second: float 
     if preset is not None and gib is None and gb_a_second is None:
         return preset
     most = preset.most if preset is not None else Device.most
-    return Device(f"{memory:g} GiB, {bandwidth:g} GB/s", memory, bandwidth, most)
+    name = f"{memory:g} GiB, {bandwidth:g} GB/s"
+    return Device(name, memory, bandwidth, most, preset is not None and preset.on_cpu)
 
 
 def read_needs(model: str, dtype: str | None = None) -> Needs:

@@ -127,8 +127,8 @@ def _add_state(api: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         scheduler = service.scheduler
         engine, late = service.engine, service.prepared.late
-        rested = engine.speculator.accepted if engine.speculator else 0
-        text = service.metrics.text(len(engine.in_slot), scheduler.running, scheduler.waiting, late, rested)
+        drafts = (engine.speculator.drafted, engine.speculator.accepted) if engine.speculator else (0, 0)
+        text = service.metrics.text(len(engine.in_slot), scheduler.running, scheduler.waiting, late, drafts)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

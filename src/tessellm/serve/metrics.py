@@ -53,11 +53,12 @@ class Metrics:
             if "log_z" in view:
                 self.interference.observe(abs(view["log_z"]))
 
-    def text(self, slots: int, running: int, waiting: int, late: int, rested: int) -> str:
-        """The page that Prometheus reads."""
-        return "\n".join(self._lines(slots, running, waiting, late, rested)) + "\n"
+    def text(self, slots: int, running: int, waiting: int, late: int, drafts: tuple[int, int]) -> str:
+        """The page that Prometheus reads. `drafts`: tokens that one member wrote while others rested, and those of them
+        that all members would have written."""
+        return "\n".join(self._lines(slots, running, waiting, late, *drafts)) + "\n"
 
-    def _lines(self, slots: int, running: int, waiting: int, late: int, rested: int) -> Iterator[str]:
+    def _lines(self, slots: int, running: int, waiting: int, late: int, drafted: int, rested: int) -> Iterator[str]:
         gauges = {
             "slots": ("Slots for requests.", slots),
             "slots_used": ("Slots in use.", running),
@@ -68,7 +69,9 @@ class Metrics:
             yield f"tessellm_{name} {value}"
         yield from _head("late_preparations_total", "counter", "Compilations and captures since the server was ready.")
         yield f"tessellm_late_preparations_total {late}"
-        yield from _head("rested_tokens_total", "counter", "Tokens that one member wrote while the others rested.")
+        yield from _head("drafted_tokens_total", "counter", "Tokens that one member tried while the others rested.")
+        yield f"tessellm_drafted_tokens_total {drafted}"
+        yield from _head("rested_tokens_total", "counter", "Those of them that were right, and were written so.")
         yield f"tessellm_rested_tokens_total {rested}"
         yield from _head("responses_total", "counter", "Responses by path and status.")
         for (path, status), count in sorted(self.responses.items()):

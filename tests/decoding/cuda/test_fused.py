@@ -185,7 +185,8 @@ def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "lengths", "counts", "cells"),
-    [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50)],
+    [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50),
+     ("gemma2", [40, 3], [16, 9], 60), ("gemma2", [40], [32], 80), ("llama", [7], [32], 50)],
 )  # fmt: skip
 @torch.no_grad()
 def test_several_tokens_equal_the_modules(
@@ -220,7 +221,8 @@ def test_passes_that_are_too_large_are_left_to_the_modules(tmp_path: Path) -> No
     assert not fused.takes(22, 1)
     assert fused.takes(9, 9)
     assert not fused.takes(10, 9)
-    assert not fused.takes(1, 10)
+    assert fused.takes(1, 32)
+    assert not fused.takes(1, 33)
 
 
 @pytest.mark.parametrize(("kind", "draft"), [("llama", "member:e2"), ("adapters", "lookup")])

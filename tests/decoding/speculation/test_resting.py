@@ -18,7 +18,9 @@ from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.slots import RowOrder
 from tessellm.decoding.speculation import Speculation
+from tessellm.decoding.speculation.costs import CPU, GPU, Costs
 from tessellm.decoding.speculation.member_drafts import BelievedDrafter, MemberDrafter
+from tessellm.decoding.speculation.who import costs_of
 from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError
 from tessellm.rules import ComposedRule, Explanation
@@ -191,17 +193,25 @@ def test_members_rest_by_default_where_each_has_weights_of_its_own(tmp_path: Pat
     assert Engine(lora).speculator is None
     assert Engine(agreeing(rule="evidence")).speculator is None
     assert Engine(apart, plain=True).speculator is None
+    assert costs_of(apart) == Costs(CPU, 3)
+    assert costs_of(lora) == Costs(CPU, 1, len(lora.members) - 1)
 
 
 def test_refuses_rules_that_believe_nobody_and_blocks_without_tokens() -> None:
     with pytest.raises(EngineError, match=r"need the rule 'belief', .* this composition has 'evidence'"):
         Engine(agreeing(rule="evidence"), speculation=Speculation("belief"))
+    for asked in ("host", "belief:host"):
+        with pytest.raises(EngineError, match="cannot rest in the host's memory"):
+            Speculation(asked)
     for wrong in ("belief:0", "belief:", "belief:x", "belief:65", "none:1"):
         with pytest.raises(EngineError, match="expected draft="):
             Speculation(wrong)
     assert Speculation("belief").lengths(on_cpu=True) == (4, 8, 16)
     assert Speculation("belief:2").lengths(on_cpu=True) == (2,)
     assert Speculation("belief:2").lengths(on_cpu=False) == Speculation("belief:3").lengths(on_cpu=False) == (3,)
+    assert Speculation("belief").lengths(on_cpu=True) == CPU.lengths
+    assert Speculation("belief").lengths(on_cpu=False) == GPU.lengths
+    assert Speculation("lookup").lengths(on_cpu=False) == (3, 7)
 
 
 @pytest.mark.parametrize("observer", [None, lambda *rows: {"token": rows[1][:, 0]}])
@@ -223,6 +233,8 @@ def test_captured_passes_run_over_all_rows_whoever_is_believed(observer: Any, mo
         engine.step()
     assert texts(requests) == expected
     assert speculator.accepted > 30
+    drafting = {key[2] for key in engine.steps.graphs if key[0].startswith("draft")}  # type: ignore[attr-defined]
+    assert drafting == {1}  # a graph of one token, replayed for each
 
 
 def test_how_sure_the_rule_is() -> None:

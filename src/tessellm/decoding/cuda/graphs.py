@@ -148,22 +148,28 @@ class GraphSteps(Steps):
 
     def ready(
         self,
-        passes: Mapping[str, DraftPass],
+        drafting: Mapping[str, DraftPass],
+        verify: DraftPass,
         empty: Callable[[], None],
         lengths: Sequence[int],
         rows: int,
         cells: int,
         choice: TokenChoice,
     ) -> dict[int, float]:
-        """Capture passes of all lengths together, so that none is captured in the middle of a text."""
-        bucket = *passes, self._rows(rows), self.cells(cells), self.cells(cells + max(lengths)), choice
+        """Capture passes of all lengths together, so that none is captured in the middle of a text. A draft is one
+        graph replayed for each of its tokens."""
+        most = max(lengths, default=0)
+        bucket = *drafting, most, self._rows(rows), self.cells(cells), self.cells(cells + most), choice
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
             step = self._rows(rows), self.cells(cells), choice
             seconds = {0: self._known("decode", partial(decode_step, self.work), *step)}
             for length in lengths:
-                shape = self._rows(rows), length, self.cells(cells + length), choice
-                seconds[length] = sum(self._known(name, run, *shape) for name, run in passes.items())
+                many, reach = self._rows(rows), self.cells(cells + length)
+                seconds[length] = self._known("verify", verify, many, length, reach, choice)
+                seconds[length] += length * sum(
+                    self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()
+                )
             self._ready[bucket] = seconds
         return self._ready[bucket]
 

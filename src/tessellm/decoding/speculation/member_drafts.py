@@ -58,41 +58,42 @@ class MemberDrafter:
         return [{self.name: self.draft}]
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        rows = max(in_slot) + 1
-        self.drafts.clear()
-        self.write_some(steps, in_slot, rows, length, cells, choice)
+        put_writers(self.drafts, steps, {slot: (request.room, self.place) for slot, request in in_slot.items()})
+        self.write_own(steps, max(in_slot) + 1, length, cells, choice)
 
-    def write_some(
-        self, steps: Steps, in_slot: Mapping[int, Request], rows: int, length: int, cells: int, choice: TokenChoice
-    ) -> None:
-        """Write drafts for these requests; leave those of other slots as they are."""
-        rooms = [in_slot[slot].room if slot in in_slot else 0 for slot in range(rows)]
-        if any(rooms):
-            steps.put(self.drafts.room_S[:rows], rooms)
-            for name, run in self.passes()[0].items():
-                steps.run(name, run, rows, length, cells, choice)
+    def write_own(self, steps: Steps, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
+        """Write the drafts that are this member's to write, token by token."""
+        for name, run in self.passes()[0].items():
+            for _ in range(length):
+                steps.run(name, run, rows, 1, cells, choice)
 
     def draft(self, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-        """Run `length` steps of the member alone, each from the token before; on the device."""
+        """Add `length` tokens to the member's own drafts that have room, each from the one before; on the device."""
         drafts, slots, (at_B, order) = self.drafts, self.work.slots, self._drafting(rows)
-        token_B, start_B, room_B = slots.token_S[at_B], slots.position_S[at_B], drafts.room_S[at_B]
-        drafts.writer_S[at_B] = torch.where(room_B > 0, self.place, drafts.writer_S[at_B])
-        for step in range(length):
-            real_B = (start_B >= 0) & (room_B > step)
-            position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
-            batch = TokenBatch(token_B[:, None], position_B1, at_B, cells, 1, order)
-            (logits_B1V,) = self.group.logits(batch)
-            logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
-            token_B, _ = choose_tokens(slots, logp_BV, at_B, start_B + step + 1, choice)
-            drafts.draft_SG[at_B, step] = torch.where(real_B, token_B, drafts.draft_SG[at_B, step])
+        start_B = slots.position_S[at_B]
+        room_B = torch.where(drafts.writer_S[at_B] == self.place, drafts.room_S[at_B], 0)
+        for _ in range(length):
+            done_B = drafts.done_S[at_B]
+            real_B = (start_B >= 0) & (done_B < room_B)
+            last_B = drafts.draft_SG[at_B, (done_B - 1).clamp_min(0)]
+            token_B1 = torch.where(done_B > 0, last_B, slots.token_S[at_B]).clamp_min(0)[:, None]
+            position_B1 = torch.where(real_B, start_B + done_B, -1)[:, None]
+            (logits_B1V,) = self.group.logits(TokenBatch(token_B1, position_B1, at_B, cells, 1, order))
+            said_BV = logits_B1V[:, -1]
+            if choice is not TokenChoice.GREEDY:
+                said_BV = said_BV.to(working_dtype(said_BV)).log_softmax(-1)
+            token_B, _ = choose_tokens(slots, said_BV, at_B, start_B + done_B + 1, choice)
+            column_B = done_B.clamp_max(drafts.draft_SG.shape[1] - 1)
+            drafts.draft_SG[at_B, column_B] = torch.where(real_B, token_B, drafts.draft_SG[at_B, column_B])
+            drafts.done_S[at_B] = done_B + real_B
 
     def _drafting(self, rows: int) -> tuple[Tensor, RowOrder]:
-        """Choose the slots of a pass: those with room on a CPU, where a row less is time saved; all where passes are
-        captured, whatever the drafts are."""
+        """Choose the slots of a pass: its own with room on a CPU, where a row less is time saved; all where passes are
+        captured, whatever the drafts are. There a row less saves next to nothing, since a pass reads weights."""
         index_B = self.work.slots.index_S[:rows]
         if index_B.device.type != "cpu":
             return index_B, RowOrder.FIRST_SLOTS
-        at_B = index_B[self.drafts.room_S[:rows] > 0]
+        at_B = index_B[(self.drafts.room_S[:rows] > 0) & (self.drafts.writer_S[:rows] == self.place)]
         return at_B, RowOrder.FIRST_SLOTS if len(at_B) == int(at_B[-1]) + 1 else RowOrder.ANY_SLOTS
 
 
@@ -143,8 +144,16 @@ class BelievedDrafter:
         return self._by_place[place]
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        rows = max(in_slot) + 1
-        self.drafts.clear()
-        for place in sorted({self._believed[request][0] for request in in_slot.values()}):
-            own = {slot: request for slot, request in in_slot.items() if self._believed[request][0] == place}
-            self.by(place).write_some(steps, own, rows, length, cells, choice)
+        believed = {slot: self._believed[request][0] for slot, request in in_slot.items() if request.room > 0}
+        put_writers(self.drafts, steps, {slot: (in_slot[slot].room, place) for slot, place in believed.items()})
+        for place in sorted(set(believed.values())):
+            self.by(place).write_own(steps, max(in_slot) + 1, length, cells, choice)
+
+
+def put_writers(drafts: DraftBuffers, steps: Steps, asked: Mapping[int, tuple[int, int]]) -> None:
+    """Clear all drafts, and say for slots how long theirs may be and which member writes it; once a pass, since what is
+    on its way to the device must not be changed."""
+    drafts.clear()
+    slots = range(len(drafts.room_S))
+    steps.put(drafts.room_S, [max(0, asked[slot][0]) if slot in asked else 0 for slot in slots])
+    steps.put(drafts.writer_S, [asked[slot][1] if slot in asked else -1 for slot in slots])

@@ -10,12 +10,14 @@ host's part is the same whatever the length, and every pass measures it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from ..requests import Request
+from .costs import CPU, Costs, expected
 
 KEEP_OWN = 0.9  # weight of a request's earlier drafts after each later one
 KEEP_ALL = 0.99  # weight of all requests' earlier drafts after each later one
@@ -25,8 +27,9 @@ SHARED_TOKENS = 4.0  # tokens that the rate of all requests counts for in the ra
 NEWEST = 0.3  # weight of the last measurement of a cost
 HICCUP = 3.0  # the host's time is not believed to have grown by more than this factor at once
 AGEING = 0.003  # share by which an old measurement gets cheaper per step: bounds what trying again costs
-PER_TOKEN = 0.07  # what a token more adds to a pass of a member, modelled: 135M numbers in float32, one core
 WORTH = 1.02  # a draft must promise this factor over a step without
+LOST, LOST_AT_FIRST = 0.1, 2.0  # steps that wrong drafts may cost a text: per token written, and before the first
+ONE_MEMBER = Costs(CPU, 1)
 
 
 @dataclass
@@ -140,12 +143,28 @@ class Pace:
         return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)
 
 
+class Losses:
+    """Bound what drafts cost each text, in steps of all members awake: with n tokens written, at most LOST · n +
+    LOST_AT_FIRST of them, whatever was right."""
+
+    def __init__(self) -> None:
+        self._lost: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
+
+    def note(self, request: Request, cost: float, tokens: int) -> None:
+        """Count a pass that cost so many steps and brought so many tokens."""
+        self._lost[request] = self._lost.get(request, 0.0) + cost - tokens
+
+    def allow(self, request: Request, cost: float) -> bool:
+        """Whether a pass of so many steps may bring the request no more than one token."""
+        return self._lost.get(request, 0.0) + cost - 1 <= LOST * request.asked + LOST_AT_FIRST
+
+
 @dataclass
 class ModelledPace(Pace):
-    """Choose by a model of what passes cost, in passes of one member over one token, and measure nothing: so that what
-    is written depends on what was said alone, also where a tie within rounding falls another way in a longer pass."""
+    """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what
+    was said alone, also where a tie within rounding falls another way in a longer pass."""
 
-    members: int = 1
+    costs: Costs = ONE_MEMBER
     writers: int = 1  # members that draft, for some rows each
 
     def set_device_time(self, rows: int, length: int, seconds: float) -> None:
@@ -155,18 +174,13 @@ class ModelledPace(Pace):
         self.steps += 1
 
     def _cost(self, rows: int, length: int) -> float:
-        draft = length * self.writers * _pass_cost(rows / self.writers)
-        return draft + self.members * _pass_cost(rows * (length + 1))
+        if not length:
+            return self.costs.step(rows)
+        return self.costs.block(rows, length, self.writers) if self.costs.takes(rows, length) else math.inf
 
-
-def _pass_cost(tokens: float) -> float:
-    """What a member's pass over so many tokens takes, in passes over one."""
-    return 1 + PER_TOKEN * (tokens - 1)
-
-
-def expected(rate: float, length: int) -> float:
-    """Count the tokens that a draft brings on average: 1 + a + … + a^length."""
-    return length + 1.0 if rate >= 1 else (1 - rate ** (length + 1)) / (1 - rate)
+    def in_steps(self, rows: int, length: int) -> float:
+        """Price a pass in steps of all members awake."""
+        return self._cost(rows, length) / self._cost(rows, 0)
 
 
 def bucket(rows: int) -> int:

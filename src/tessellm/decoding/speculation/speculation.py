@@ -20,9 +20,9 @@ from ..steps import Steps
 from ..voices import SpecialRows
 from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
-from .pace import AcceptanceRates, ModelledPace, Pace
+from .pace import AcceptanceRates, Losses, ModelledPace, Pace
 from .verification import DraftBuffers, verify
-from .who import Speculation
+from .who import Speculation, costs_of
 
 BELIEVED_RATES = (0.75, 0.9, 0.97, 0.99)  # acceptance of drafts by how sure the rule is, before any were seen
 PATIENCE = 16  # passes in a row for which drafts did not pay
@@ -39,13 +39,14 @@ class Speculator:
         on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
         self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
+        work.drafts[:] = self.drafts.tensors
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         if self.by_belief:
-            self.pace = ModelledPace(self.lengths, members=len(model.members))
-        self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
+            self.pace = ModelledPace(self.lengths, costs=costs_of(model))
+        self.rates, self.losses = AcceptanceRates(BELIEVED_RATES if self.by_belief else ()), Losses()
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
@@ -83,6 +84,8 @@ class Speculator:
         for request, kind, tokens in zip(running, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
                 self._learn(request, kind, length, tokens)
+                if isinstance(self.pace, ModelledPace):
+                    self.losses.note(request, self.pace.in_steps(rows, length), len(tokens))
         return result
 
     def _run(
@@ -126,8 +129,11 @@ class Speculator:
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
         """Prepare every way to draft, and verification; the device's seconds per length by the slowest way."""
+        lengths = self.lengths
+        if isinstance(self.pace, ModelledPace):
+            lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
         ways = [
-            self.steps.ready({**way, "verify": self._verify}, self.drafts.clear, self.lengths, rows, cells, choice)
+            self.steps.ready(way, self._verify, self.drafts.clear, lengths, rows, cells, choice)
             for way in self.drafter.passes()
         ]
         return {length: max(way[length] for way in ways) for length in ways[0]}
@@ -135,15 +141,20 @@ class Speculator:
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         """Choose the length of the next drafts; requests without a draft have a rate of 0."""
         pairs = zip(running, kinds, strict=True)
-        return self.pace.choose(rows, [self._prospect(request, kind) for request, kind in pairs])
+        return self.pace.choose(rows, [self._prospect(request, kind, rows) for request, kind in pairs])
 
-    def _prospect(self, request: Request, kind: int | None) -> tuple[float, int]:
+    def _prospect(self, request: Request, kind: int | None, rows: int) -> tuple[float, int]:
         """Return the acceptance rate to expect, and how many tokens to hope for. A member that was not yet seen to be
-        right about a text is hoped to be for a short draft: a long one that is wrong costs several steps."""
+        right about a text is hoped to be for a short draft, and none is longer than the text can lose."""
         if kind is None:
             return 0.0, 0
-        trusted = not self.by_belief or self.rates.seen_right(request)
-        return self.rates.rate(request, kind), request.room if trusted else min(request.room, self.lengths[0])
+        room, pace = request.room, self.pace
+        if self.by_belief and not self.rates.seen_right(request):
+            room = min(room, self.lengths[0])
+        if isinstance(pace, ModelledPace):
+            fitting = [n for n in self.lengths if self.losses.allow(request, pace.in_steps(rows, n))]
+            room = min(room, max(fitting, default=0))
+        return self.rates.rate(request, kind), room
 
     def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, request.room)

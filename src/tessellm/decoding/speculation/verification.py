@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...rules import Explanation, normalised
 from ..buffers import StepResult, laid_out
+from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
 from ..passes import Workspace, broken_member, choose_tokens
 from ..sampling import TokenChoice
@@ -50,6 +51,7 @@ class DraftBuffers:
 
     draft_SG: Tensor  # −1 behind the end of a draft
     room_S: Tensor  # no draft is longer than this
+    done_S: Tensor  # tokens of a draft that a member has written
     writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
     fed_TS: Tensor
     came_SX: Tensor  # for one transfer: how many tokens, a broken member, the tokens, their log-probabilities
@@ -58,6 +60,7 @@ class DraftBuffers:
     def empty(slots: int, longest: int, device: torch.device) -> DraftBuffers:
         return DraftBuffers(
             torch.full((slots, longest), -1, device=device),
+            torch.zeros(slots, dtype=torch.long, device=device),
             torch.zeros(slots, dtype=torch.long, device=device),
             torch.full((slots,), -1, device=device),
             torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
@@ -72,6 +75,12 @@ class DraftBuffers:
         self.draft_SG.fill_(-1)
         self.writer_S.fill_(-1)
         self.room_S.zero_()
+        self.done_S.zero_()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """List what drafting changes, slot first."""
+        return [self.draft_SG, self.room_S, self.done_S, self.writer_S]
 
     def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> StepResult:
         """Sort the host's copy of `came_SX` by slot."""
@@ -174,7 +183,7 @@ def _judge_one_by_one(
     compiled again."""
     real_BT, start_B = batch.position_BT >= 0, work.slots.position_S[: len(batch.token_BT)]
     rows, width = real_BT.shape
-    logits_TMBV = torch.stack(list(logits_M)).permute(2, 0, 1, 3).contiguous()
+    logits_TMBV = together(logits_M).permute(2, 0, 1, 3).contiguous()
     drafts.fed_TS[:width, :rows] = batch.token_BT.T
     before = state = work.states.read(work.voice, slice(rows))
     stands_B, broken_B = start_B >= 0, torch.full_like(start_B, -1)

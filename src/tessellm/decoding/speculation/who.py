@@ -5,6 +5,8 @@ member:NAME   that member, alone
 belief        whomever the rule `belief` believes most; the other members rest meanwhile, and read what was written
               in one pass. belief:N: for N tokens at most
 none          nobody: all members read every token
+
+Members rest in the device's memory, never in the host's (`host`, `belief:host`: refused, see docs/resting.md).
 """
 
 from __future__ import annotations
@@ -14,15 +16,23 @@ from dataclasses import dataclass
 from ...errors import EngineError, nearest
 from ...model import ComposedForCausalLM
 from ..members.stacking import shares_base
+from .costs import CPU, GPU, Costs
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # of drafts; few, since each may be compiled or captured for itself
-LENGTHS_ON_GPU = (3, 7)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
+LENGTHS_ON_GPU = (3, 7, 15, 31)  # a pass has one token more: it fills the blocks of rows that kernels compute anyway
 LONGEST = {"lookup": 8, "member": 8, "belief": 16}  # tokens of a draft, by who drafts
+LONGEST_ON_GPU = {**LONGEST, "belief": 31}  # where a token more to verify costs next to nothing
 SHORTEST = {
     "lookup": 1,
     "member": 1,
     "belief": 3,
 }  # each length is tried: whoever is believed is right or wrong for long
+
+
+ON_HOST = (
+    "members cannot rest in the host's memory: all of them read every block of text, and to fetch one takes as long as "
+    "writing some 65 tokens does (docs/resting.md). Let them rest where they are ('belief'), or leave out experts"
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         kind, colon, given = self.draft.partition(":")
+        if self.draft in ("host", "belief:host"):
+            raise EngineError(ON_HOST)
         known = {"lookup": not colon, "none": not colon, "member": given, "belief": not colon or given.isdecimal()}
         if not known.get(kind) or (kind == "belief" and colon and not 1 <= int(given) <= LENGTHS[-1]):
             raise EngineError(
@@ -65,8 +77,9 @@ class Speculation:
 
     def lengths(self, on_cpu: bool) -> tuple[int, ...]:
         """List the lengths of drafts to choose from."""
-        lengths, given = LENGTHS if on_cpu else LENGTHS_ON_GPU, self.draft.partition(":")[2]
-        longest = int(given) if self.by_belief and given else LONGEST[self.kind]
+        lengths, usual = (LENGTHS, LONGEST) if on_cpu else (LENGTHS_ON_GPU, LONGEST_ON_GPU)
+        given = self.draft.partition(":")[2]
+        longest = int(given) if self.by_belief and given else usual[self.kind]
         fitting = [length for length in lengths if length <= longest] or [lengths[0]]
         return tuple(length for length in fitting if length >= SHORTEST[self.kind]) or (fitting[-1],)
 
@@ -74,10 +87,14 @@ class Speculation:
 NOBODY = Speculation("none")
 
 
-def suggested(model: ComposedForCausalLM) -> Speculation:
-    """Let members rest where that was measured to pay: on a CPU, where each reads weights of its own. A LoRA expert is
-    a row more through the base's weights, which takes less than reading it later."""
+def costs_of(model: ComposedForCausalLM) -> Costs:
+    """Count what passes of a composition read, for the model of the cost."""
     base, *experts = (model.member(name) for name in model.members)
-    apart = bool(experts) and not any(shares_base(expert, base) for expert in experts)
-    pays = apart and model.rule.lets_members_rest and model.device.type == "cpu"
-    return Speculation("belief") if pays else NOBODY
+    lora = sum(shares_base(expert, base) for expert in experts)
+    return Costs(CPU if model.device.type == "cpu" else GPU, 1 + len(experts) - lora, lora)
+
+
+def suggested(model: ComposedForCausalLM) -> Speculation:
+    """Let members rest where that pays, by the model of the cost: where each reads weights of its own. A LoRA expert is
+    a row more through the base's weights, which takes less than reading it later."""
+    return Speculation("belief") if model.rule.lets_members_rest and costs_of(model).pays else NOBODY

@@ -29,8 +29,9 @@ MOST_ROWS = 64  # rows per weight in a step; beyond it, a matrix product of the 
 MOST_DRAFT_ROWS = 256  # rows per weight when drafts are verified, and the modules would launch ten times as much
 FEW_ROWS = 16  # rows for which a norm is repeated by several programs, each with some of the deltas' low-rank input
 PIECE = 4  # numbers of that input per program
-MOST_TOKENS = 9  # tokens per sequence
+MOST_TOKENS = 32  # tokens per sequence
 FEW_QUERIES = 16  # queries per program, which may then read more cells at once, if it has a multiprocessor to itself
+MANY_NUMBERS = 1 << 14  # of a program's queries, which need the registers of twice as many threads
 MOST_QUERIES = 128  # queries per program: more do not fit into its registers
 
 
@@ -146,7 +147,8 @@ class FusedDecoder:
             window or 0, a.scaling, a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
             BLOCK_C=32 if busy or queries > FEW_QUERIES or self.dtype.itemsize > 2 else 64,
             WINDOW=window is not None, SOFTCAP=a.softcap is not None,
-            IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2, **sizes, **settings,
+            IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2,
+            num_warps=8 if queries * a.head_size >= MANY_NUMBERS else 4, **sizes, **settings,
         )  # fmt: skip
         if splits == 1:
             return found, None
