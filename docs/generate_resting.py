@@ -1,4 +1,4 @@
-"""What members that rest bring on a GPU, as it was measured: `python docs/generate_resting.py`, `--check` to compare."""
+"""What members that rest bring on a GPU, measured: `python docs/generate_resting.py`, `--check` to compare."""
 
 from __future__ import annotations
 
