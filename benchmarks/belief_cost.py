@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from tessellm.bench.measure import random_prompts
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members.groups import member_logits
 from tessellm.decoding.prompt_schedule import CHUNK
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import TokenBatch
 from tessellm.decoding.speculation.who import NOBODY
 from tessellm.experiments.lab.claims import Claim, Result, at_most
 from tessellm.experiments.real.members import Experts, Places, load_base

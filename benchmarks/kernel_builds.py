@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from tessellm.bench.models import with_deltas
 from tessellm.decoding.cuda.fused import decoder, layers
-from tessellm.decoding.slots import SlotCache
+from tessellm.decoding.members.attention import SlotCache
 
 KERNELS = ("attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel")
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}

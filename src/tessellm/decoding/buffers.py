@@ -1,13 +1,14 @@
-"""What the device knows of the slots between passes: tensors, and nothing that computes. passes.py reads and writes
-them; a pass is a function of them alone, so that it can be captured once and replayed.
+"""The tokens of a pass, and what the device knows of the slots between passes: tensors, and nothing that computes.
+passes.py reads and writes them; a pass is a function of them alone, so that it can be captured once and replayed.
 
-Shapes: S slots.
+Shapes: S slots, B rows of a pass, T tokens per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,35 @@ from torch import Tensor
 
 from .sampling import Sampling, TokenChoice
 from .voices import Voice
+
+
+class RowOrder(Enum):
+    """Which slots the rows of a pass are."""
+
+    ANY_SLOTS = "any"  # as slot_B says; tokens are padded on the left
+    FIRST_SLOTS = "first"  # row b is slot b; tokens are padded on the right
+
+
+class PromptRead(Enum):
+    """What the rule reads of a prompt's tokens in a pass."""
+
+    NOTHING = "nothing"  # the prompt goes on for longer than the rule looks back
+    BEGIN = "begin"  # the last of them, and nothing of this prompt before
+    GO_ON = "go on"  # all of them, after those before
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The tokens of one pass."""
+
+    token_BT: Tensor
+    position_BT: Tensor  # in the sequence; −1 is padding
+    slot_B: Tensor
+    cells: int  # that are read
+    keep: int = 1  # last positions whose logits are wanted
+    order: RowOrder = RowOrder.ANY_SLOTS
+    start: int | None = None  # where all rows begin, if none has padding and the cells end with them
+    reads: PromptRead = PromptRead.BEGIN
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,13 @@ from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer
 from .assembly import fast_groups, fast_steps, make_steps
-from .buffers import StepResult
-from .members.groups import Members
+from .buffers import PromptRead, StepResult
 from .memory import CONTEXT
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
 from .requests import Request, RequestLimits
 from .sampling import Sampling, TokenChoice
-from .slots import PromptRead
 from .speculation import Speculation
 from .speculation.speculation import Speculator
 from .speculation.who import NOBODY, suggested
@@ -73,7 +71,7 @@ class Engine:
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.voice = model, Voice(model.rule, frozenset(model.config.eos_token_id or ()))
         self.window = max(model.rule.window, window)
-        groups: Sequence[Members] = plain_groups(model) if plain else fast_groups(model, slots, self.context, drafts)
+        groups = plain_groups(model) if plain else fast_groups(model, slots, self.context, drafts)
         self.steps = make_steps(model, groups, self.voice, slots, self.context)
         if not plain:
             self.steps = fast_steps(self.steps, compiled, few_shapes=drafts)

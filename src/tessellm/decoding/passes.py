@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..rules import Explanation, Rule, normalised, working_dtype
-from .buffers import RuleStates, SlotBuffers
-from .members.groups import Members, member_logits
+from .buffers import PromptRead, RowOrder, RuleStates, SlotBuffers, TokenBatch
+from .members.groups import Group, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
-from .slots import PromptRead, RowOrder, TokenBatch
 from .voices import SpecialRows, Voice
 
 READ_AT_ONCE = 1 << 20  # log-probabilities of a prompt, on a CPU: as many as its cache holds
@@ -66,7 +65,7 @@ class RuleRunner:
 class Workspace:
     """All that passes work on."""
 
-    groups: Sequence[Members]
+    groups: Sequence[Group]
     voice: Voice  # the composition's own
     runner: RuleRunner
     slots: SlotBuffers

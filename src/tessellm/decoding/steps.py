@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .buffers import StepResult
+from .buffers import PromptRead, StepResult, TokenBatch
 from .passes import Workspace, decode_step, prefill
 from .sampling import TokenChoice
-from .slots import PromptRead, TokenBatch
 from .voices import SpecialRows
 
 DraftPass = Callable[[int, int, int, TokenChoice], None]  # of rows, length, cells, choice

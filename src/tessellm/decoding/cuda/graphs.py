@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ..buffers import StepResult
+from ..buffers import PromptRead, StepResult
 from ..passes import Workspace, decode_step
 from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
-from ..slots import PromptRead
 from ..steps import DraftPass, Steps
 from ..voices import SpecialRows
 from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, grid, padding_rows, split_rows

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ...model import ComposedForCausalLM
 from ...rules import working_dtype
-from ..members.groups import make_group
+from ..buffers import RowOrder, TokenBatch
+from ..members.attention import SlotCache
+from ..members.groups import make_group, member_logits
 from ..passes import Workspace, choose_tokens
 from ..requests import Request
 from ..sampling import TokenChoice
-from ..slots import RowOrder, SlotCache, TokenBatch
 from ..steps import DraftPass, Steps
 from .verification import DraftBuffers
 
@@ -53,7 +54,7 @@ class MemberDrafter:
 
     def passes(self) -> list[dict[str, DraftPass]]:
         """Name the pass that drafts, on the cache as it is now."""
-        if self.group.cache is not self.home.cache and not len(self.group.cache):
+        if self.group.cache is not self.home.cache and not self.group.cache.key_RHCD:
             self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))
         return [{self.name: self.draft}]
 
@@ -81,7 +82,7 @@ class MemberDrafter:
             real_B = (start_B >= 0) & (room_B > step)
             position_B1 = torch.where(real_B, start_B + step, -1)[:, None]
             batch = TokenBatch(token_B[:, None], position_B1, at_B, cells, 1, order)
-            (logits_B1V,) = self.group.logits(batch)
+            (logits_B1V,) = member_logits([self.group], batch)
             logp_BV = logits_B1V[:, -1].to(working_dtype(logits_B1V)).log_softmax(-1)
             token_B, _ = choose_tokens(slots, logp_BV, at_B, start_B + step + 1, choice)
             drafts.draft_SG[at_B, step] = torch.where(real_B, token_B, drafts.draft_SG[at_B, step])

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from ...rules import Explanation, normalised
-from ..buffers import StepResult
+from ..buffers import RowOrder, StepResult, TokenBatch
 from ..members.groups import member_logits
 from ..passes import Workspace, broken_member, choose_tokens
 from ..sampling import TokenChoice
-from ..slots import RowOrder, TokenBatch
 from ..voices import SpecialRows
 
 
