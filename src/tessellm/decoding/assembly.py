@@ -48,7 +48,8 @@ def _checked_groups(model: ComposedForCausalLM, slots: int, context: int, drafts
 def make_steps(model: ComposedForCausalLM, groups: list[Group], voice: Voice, slots: int, context: int) -> Steps:
     """Make steps that run every pass as it is."""
     runner = RuleRunner(partial(combine, voice.rule), partial(decide, voice.rule), drafts_at_once=True)
-    buffers, numbers = SlotBuffers.empty(slots, model.device), len(model.members) * model.config.vocab_size
+    members = len(model.members)
+    buffers, numbers = SlotBuffers.empty(slots, members, model.device), members * model.config.vocab_size
     return Steps(Workspace(groups, voice, runner, buffers, RuleStates(slots), numbers), context)
 
 

@@ -218,7 +218,7 @@ class Engine:
             arrival = self._arriving.popleft()
             result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
             for row, (request, slot) in enumerate(zip(arrival.requests, arrival.slots, strict=True)):
-                if result.broken[row] >= 0:
+                if any(result.broken[row]):
                     self._taint(slot)
                 if request.finish_reason is not None:
                     continue  # it ended while these were on their way
@@ -233,11 +233,11 @@ class Engine:
                     if request.finish_reason is not None:
                         self._free(request)
 
-    def _blame(self, request: Request, broken: int) -> str:
+    def _blame(self, request: Request, broken: Sequence[bool]) -> str:
         """Say why a token has no log-probability."""
-        if broken < 0:
+        if not any(broken):
             return f"the rule {(request.voice or self.voice).rule.name!r} computes NaN: of finite numbers"
-        name = self.model.config.member_names[broken]
+        name = self.model.config.member_names[broken.index(True)]
         return f"member {name!r} computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
 
     def _taint(self, slot: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import first_line
 from ..buffers import PromptRead, StepResult
-from ..passes import Workspace, decode_step
+from ..passes import Workspace
 from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
@@ -44,6 +44,7 @@ class GraphSteps(Steps):
 
     def __init__(self, work: Workspace, context: int, few_shapes: bool):
         super().__init__(work, context)
+        self._step, self.decode = self.decode, self._replay_step
         self.few_shapes = few_shapes
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
         self.graphs: dict[GraphKey, Pass] = {}  # what replays each pass
@@ -92,9 +93,8 @@ class GraphSteps(Steps):
         of a slot, and behind as much as it holds."""
         rows = sorted({self._rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
         cells = sorted({self.cells(needed) for needed in range(1, self.context + 1)})
-        step = partial(decode_step, self.work)
         for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
-            yield partial(self._known, "decode", step, *shape)
+            yield partial(self._known, "decode", self._step, *shape)
         for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
             piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
             if self.prompts.takes(part, choice) and (choice or piece):
@@ -124,13 +124,13 @@ class GraphSteps(Steps):
     def _shape(self, part: PromptRows, choice: TokenChoice) -> PromptShape:
         return part.rows, part.width, self.cells(part.stop), choice
 
-    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
+    def _replay_step(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
         shape = self._rows(rows), self.cells(cells), choice
         if special is not None:
-            decode_step(self.work, *shape, special)
+            self._step(*shape, special)
         else:
-            self._replay("decode", partial(decode_step, self.work), *shape)
+            self._replay("decode", self._step, *shape)
 
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         self._replay(name, run, self._rows(rows), length, self.cells(cells), choice)
@@ -149,7 +149,7 @@ class GraphSteps(Steps):
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
             step = self._rows(rows), self.cells(cells), choice
-            seconds = {0: self._known("decode", partial(decode_step, self.work), *step)}
+            seconds = {0: self._known("decode", self._step, *step)}
             for length in lengths:
                 shape = self._rows(rows), length, self.cells(cells + length), choice
                 seconds[length] = sum(self._known(name, run, *shape) for name, run in passes.items())
@@ -221,7 +221,7 @@ class GraphSteps(Steps):
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         chosen = self.work.slots
-        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_S))
+        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_SM))
 
         def wait() -> StepResult:
             tokens, logprobs, broken = coming()

@@ -38,7 +38,7 @@ class Speculator:
         self.steps = steps
         on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
-        self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
+        self.drafts = DraftBuffers.empty(*work.slots.broken_SM.shape, self.lengths[-1], model.device)
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
@@ -104,7 +104,7 @@ class Speculator:
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
         result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
-            if broken >= 0:
+            if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
 
