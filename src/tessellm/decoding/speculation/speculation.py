@@ -38,7 +38,8 @@ class Speculator:
         self.steps = steps
         on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
-        self.drafts = DraftBuffers.empty(*work.slots.broken_SM.shape, self.lengths[-1], model.device)
+        slots, members = work.slots.broken_SM.shape
+        self.drafts = DraftBuffers.empty(slots, members, self.lengths[-1], model.device)
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
