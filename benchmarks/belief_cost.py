@@ -22,12 +22,13 @@ from typing import Any
 import torch
 
 from tessellm.bench.measure import random_prompts
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members.groups import member_logits
 from tessellm.decoding.prompt_schedule import CHUNK
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import TokenBatch
 from tessellm.decoding.speculation.who import NOBODY
+from tessellm.decoding.steps import Steps
 from tessellm.experiments.lab.claims import Claim, Result, at_most
 from tessellm.experiments.real.members import Experts, Places, load_base
 from tessellm.experiments.real.skills import DOMAINS
@@ -151,7 +152,8 @@ def main() -> None:
     rules = ("belief", "product")
     engines = {rule: Engine(with_rule(model, rule), 1, context, speculation=NOBODY) for rule in rules}
     for engine in engines.values():  # the same members in the same memory: some places are faster than others
-        engine.steps.work = replace(engine.steps.work, groups=engines["belief"].steps.work.groups)
+        work = replace(engine.steps.work, groups=engines["belief"].steps.work.groups)
+        engine.steps = Steps(work, engine.context)
     tables: dict[str, Any] = {"step": steps(engines, rounds)}
     for length in PROMPTS:
         tables[f"prompt of {length}"] = prompts(engines, length, max(3, rounds * 8 // length))

@@ -23,8 +23,9 @@ import torch
 from reference_overhead import RESULTS
 from tessellm.bench.measure import bandwidth
 from tessellm.bench.models import base_alone, random_composition
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.cuda.fused import decoder, layers, overlap
-from tessellm.decoding.members.groups import make_groups
+from tessellm.decoding.members.groups import make_groups, member_logits
 from tessellm.files import write_text
 from tessellm.members.shared_tensors import unique_bytes
 from tessellm.provenance import environment
@@ -86,7 +87,7 @@ def passes(model: Any, slots: int, device: str, rounds: int, cells: int, limit: 
     (group,) = make_groups(model, slots=slots, cells=cells, stacked=True)
     members = [model.member(name) for name in model.members]
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
-    group.logits(one, one, one[0], 1, 1)  # makes the cache
+    member_logits([group], TokenBatch(one, one, one[0], 1))  # makes the cache
     fused = group.fused if group.fused is not None else decoder.fuse(members, group.cache)
     assert fused is not None
     token_MBT = torch.full((len(members), slots, 1), 5, device=device)

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 
 from tessellm.bench.models import with_deltas
 from tessellm.decoding.cuda.fused import decoder, layers, prompts
-from tessellm.decoding.slots import SlotCache
+from tessellm.decoding.members.attention import SlotCache
 
 KERNELS = (
     "attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import tessellm
+from tessellm.decoding.buffers import RowOrder, TokenBatch
 from tessellm.decoding.cuda.fused.decoder import FusedDecoder, fuse
-from tessellm.decoding.members.groups import make_groups
-from tessellm.decoding.slots import RowOrder, TokenBatch
+from tessellm.decoding.members.groups import make_groups, member_logits
 
 from conftest import build_model, perturbed, save_lora, save_member
 
@@ -47,11 +47,11 @@ def grouped(composed: Any, slots: int, cells: int) -> tuple[Any, FusedDecoder]:
 def by_modules(group: Any, token_BT: torch.Tensor, position_BT: torch.Tensor, cells: int, keep: int) -> Any:
     """Logits of rows that are the first slots."""
     slot_B = torch.arange(len(token_BT))
-    return group.logits(TokenBatch(token_BT, position_BT, slot_B, cells, keep, RowOrder.FIRST_SLOTS))
+    return member_logits([group], TokenBatch(token_BT, position_BT, slot_B, cells, keep, RowOrder.FIRST_SLOTS))
 
 
 def feed(group: Any, lengths: list[int]) -> None:
     """A text of each length into a slot each, by the modules."""
     for slot, length in enumerate(lengths):
         text = torch.randint(4, 60, (1, length), generator=torch.Generator().manual_seed(slot))
-        group.logits(TokenBatch(text, torch.arange(length)[None], torch.tensor([slot]), length, 1))
+        member_logits([group], TokenBatch(text, torch.arange(length)[None], torch.tensor([slot]), length, 1))

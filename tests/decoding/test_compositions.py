@@ -55,8 +55,8 @@ def test_prompts_of_a_chat_template_by_belief(length: int, tmp_path: Path) -> No
     engine, given = Engine(model, slots=2, context=64), [*opening, *[20] * (length - 6), *turn]
     kept: list[int] = []
     (group,) = engine.steps.work.groups[:1]
-    compute = group.logits
-    group.logits = lambda batch: kept.append(batch.keep) or compute(batch)  # type: ignore[method-assign, func-returns-value]
+    compute = group.module
+    group.module = lambda **given: kept.append(given["logits_to_keep"]) or compute(**given)  # type: ignore[func-returns-value]
     requests = engine.generate([given, given], Sampling(max_new_tokens=6, ignore_end=True))
     assert kept[0] == min(length - len(opening), 8)
     assert not unexcused(model, requests)

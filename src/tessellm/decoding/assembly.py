@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,14 +12,14 @@ from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
 from .buffers import RuleStates, SlotBuffers
 from .cuda.kernel_cache import keep_kernels
-from .members.groups import Members, make_groups, stacks_fine_tunes
+from .members.groups import Group, make_groups, stacks_fine_tunes
 from .passes import RuleRunner, Workspace, combine, decide
 from .self_check import check, refuse_unknown
 from .steps import Steps
 from .voices import Voice
 
 
-def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool) -> Sequence[Members]:
+def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool) -> list[Group]:
     """Make groups that were checked against their members: stacked where that is faster, apart where it is not right.
     `drafts`: several tokens at once are checked, too."""
     if getattr(model, "hf_device_map", None):
@@ -40,18 +39,17 @@ def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bo
         ) from error
 
 
-def _checked_groups(
-    model: ComposedForCausalLM, slots: int, context: int, drafts: bool, stacked: bool
-) -> Sequence[Members]:
+def _checked_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool, stacked: bool) -> list[Group]:
     groups = make_groups(model, slots, context, stacked)
     check(model, groups, slots, context, drafts)
     return groups
 
 
-def make_steps(model: ComposedForCausalLM, groups: Sequence[Members], voice: Voice, slots: int, context: int) -> Steps:
+def make_steps(model: ComposedForCausalLM, groups: list[Group], voice: Voice, slots: int, context: int) -> Steps:
     """Make steps that run every pass as it is."""
     runner = RuleRunner(partial(combine, voice.rule), partial(decide, voice.rule), drafts_at_once=True)
-    buffers, numbers = SlotBuffers.empty(slots, model.device), len(model.members) * model.config.vocab_size
+    members = len(model.members)
+    buffers, numbers = SlotBuffers.empty(slots, members, model.device), members * model.config.vocab_size
     return Steps(Workspace(groups, voice, runner, buffers, RuleStates(slots), numbers), context)
 
 

@@ -1,13 +1,14 @@
-"""What the device knows of the slots between passes: tensors, and nothing that computes. passes.py reads and writes
-them; a pass is a function of them alone, so that it can be captured once and replayed.
+"""The tokens of a pass, and what the device knows of the slots between passes: tensors, and nothing that computes.
+passes.py reads and writes them; a pass is a function of them alone, so that it can be captured once and replayed.
 
-Shapes: S slots.
+Shapes: S slots, M members, B rows of a pass, T tokens per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,35 @@ from .sampling import Sampling, TokenChoice
 from .voices import Voice
 
 
+class RowOrder(Enum):
+    """Which slots the rows of a pass are."""
+
+    ANY_SLOTS = "any"  # as slot_B says; tokens are padded on the left
+    FIRST_SLOTS = "first"  # row b is slot b; tokens are padded on the right
+
+
+class PromptRead(Enum):
+    """What the rule reads of a prompt's tokens in a pass."""
+
+    NOTHING = "nothing"  # the prompt goes on for longer than the rule looks back
+    BEGIN = "begin"  # the last of them, and nothing of this prompt before
+    GO_ON = "go on"  # all of them, after those before
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The tokens of one pass."""
+
+    token_BT: Tensor
+    position_BT: Tensor  # in the sequence; −1 is padding
+    slot_B: Tensor
+    cells: int  # that are read
+    keep: int = 1  # last positions whose logits are wanted
+    order: RowOrder = RowOrder.ANY_SLOTS
+    start: int | None = None  # where all rows begin, if none has padding and the cells end with them
+    reads: PromptRead = PromptRead.BEGIN
+
+
 @dataclass(frozen=True)
 class SlotBuffers:
     """One number per slot and buffer. A position of −1 marks a slot that is not decoding."""
@@ -25,7 +55,7 @@ class SlotBuffers:
     token_S: Tensor  # chosen last: the next step feeds it
     position_S: Tensor  # where it will stand
     logprob_S: Tensor
-    broken_S: Tensor  # a member whose last log-probabilities are NaN; −1: none
+    broken_SM: Tensor  # members whose last log-probabilities are NaN
     temperature_S: Tensor
     top_p_S: Tensor
     seed_S: Tensor
@@ -37,14 +67,13 @@ class SlotBuffers:
     counts: list[Tensor] = field(default_factory=list)  # times that each token was written, [S, V], if one is penalised
 
     @staticmethod
-    def empty(slots: int, device: torch.device) -> SlotBuffers:
+    def empty(slots: int, members: int, device: torch.device) -> SlotBuffers:
         index_S, zero_S = torch.arange(slots, device=device), torch.zeros(slots, device=device)
-        none_S = torch.full_like(index_S, -1)
         return SlotBuffers(
             token_S=torch.zeros_like(index_S),
-            position_S=none_S,
+            position_S=torch.full_like(index_S, -1),
             logprob_S=zero_S,
-            broken_S=none_S.clone(),
+            broken_SM=torch.zeros(slots, members, dtype=torch.bool, device=device),
             temperature_S=zero_S.clone(),
             top_p_S=torch.ones_like(zero_S),
             seed_S=torch.zeros_like(index_S),
@@ -58,7 +87,7 @@ class SlotBuffers:
     @property
     def tensors(self) -> list[Tensor]:
         """List the buffers that passes and moves change."""
-        chosen = [self.token_S, self.position_S, self.logprob_S, self.broken_S]
+        chosen = [self.token_S, self.position_S, self.logprob_S, self.broken_SM]
         asked = [self.temperature_S, self.top_p_S, self.seed_S, self.top_k_S, self.frequency_S, self.presence_S]
         return [*chosen, *asked, *self.counts]
 
@@ -85,11 +114,11 @@ class SlotBuffers:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a pass chose, on the host: per request its tokens, their log-probabilities, a broken member (−1: none)."""
+    """What a pass chose, on the host: per request its tokens, their log-probabilities, and which members are broken."""
 
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
-    broken: Sequence[int]
+    broken: Sequence[Sequence[bool]]
 
 
 class RuleStates:
@@ -109,12 +138,12 @@ class RuleStates:
         return self._fresh[voice]
 
     def read(self, voice: Voice, slots: Any) -> Any:
-        """Take a voice's state in some slots; None where its rule has none."""
+        """Take a voice's state in some slots; None where its rule has none. Of a slice of slots these are views."""
         buffers = self._of_voice.get(voice)
         return None if buffers is None else type(buffers)(*(buffer[slots] for buffer in buffers))
 
-    def write(self, voice: Voice, slots: Any, state: Any, unless_B: Tensor | None = None) -> None:
-        """Keep a voice's new state in some slots, but for the rows marked in `unless_B` (with a slice of slots)."""
+    def write(self, voice: Voice, slots: Any, state: Any) -> None:
+        """Keep a voice's new state in some slots."""
         if state is None:
             return
         if voice not in self._of_voice:
@@ -122,10 +151,7 @@ class RuleStates:
             buffers = type(state)(*(new.new_zeros(self.slots, *new.shape[1:]) for new in state))
             self._of_voice[voice] = self._of_kind.setdefault(kind, buffers)
         for buffer, new in zip(self._of_voice[voice], state, strict=True):
-            if unless_B is None:
-                buffer[slots] = new
-            else:
-                torch.where(unless_B.view(-1, *[1] * (new.ndim - 1)), buffer[slots], new, out=buffer[slots])
+            buffer[slots] = new
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -19,15 +19,13 @@ from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer
 from .assembly import fast_groups, fast_steps, make_steps
-from .buffers import StepResult
-from .members.groups import Members
+from .buffers import PromptRead, StepResult
 from .memory import CONTEXT
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
 from .requests import Request, RequestLimits
 from .sampling import Sampling, TokenChoice
-from .slots import PromptRead
 from .speculation import Speculation
 from .speculation.speculation import Speculator
 from .speculation.who import NOBODY, suggested
@@ -73,7 +71,7 @@ class Engine:
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.voice = model, Voice(model.rule, frozenset(model.config.eos_token_id or ()))
         self.window = max(model.rule.window, window)
-        groups: Sequence[Members] = plain_groups(model) if plain else fast_groups(model, slots, self.context, drafts)
+        groups = plain_groups(model) if plain else fast_groups(model, slots, self.context, drafts)
         self.steps = make_steps(model, groups, self.voice, slots, self.context)
         if not plain:
             self.steps = fast_steps(self.steps, compiled, few_shapes=drafts)
@@ -220,7 +218,7 @@ class Engine:
             arrival = self._arriving.popleft()
             result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
             for row, (request, slot) in enumerate(zip(arrival.requests, arrival.slots, strict=True)):
-                if result.broken[row] >= 0:
+                if any(result.broken[row]):
                     self._taint(slot)
                 if request.finish_reason is not None:
                     continue  # it ended while these were on their way
@@ -235,11 +233,11 @@ class Engine:
                     if request.finish_reason is not None:
                         self._free(request)
 
-    def _blame(self, request: Request, broken: int) -> str:
+    def _blame(self, request: Request, broken: Sequence[bool]) -> str:
         """Say why a token has no log-probability."""
-        if broken < 0:
+        if not any(broken):
             return f"the rule {(request.voice or self.voice).rule.name!r} computes NaN: of finite numbers"
-        name = self.model.config.member_names[broken]
+        name = self.model.config.member_names[broken.index(True)]
         return f"member {name!r} computes NaN: its weights are damaged, or overflow in {self.model.dtype}"
 
     def _taint(self, slot: int) -> None:

@@ -2,7 +2,8 @@
 every `decode_step` adds one token per slot. (`verify`, in speculation/, adds several.)
 
 Each is a function of buffers on the device: nothing is looked at in between, so that it can be captured and replayed.
-What a pass decides is written after all that may run out of memory, so that a pass can be tried again.
+What a pass decides is written after all that may run out of memory, so that a pass can be tried again. A member is
+broken in a row where it computes NaN: a softmax over NaN or +∞ is NaN throughout, so that one column tells.
 
 Shapes: S slots, B rows of the pass, T tokens per row, M members, V vocabulary.
 """
@@ -18,10 +19,9 @@ import torch
 from torch import Tensor
 
 from ..rules import Explanation, Rule, normalised, working_dtype
-from .buffers import RuleStates, SlotBuffers, laid_out
-from .members.groups import Members, member_logits
+from .buffers import PromptRead, RowOrder, RuleStates, SlotBuffers, TokenBatch, laid_out
+from .members.groups import Group, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
-from .slots import PromptRead, RowOrder, TokenBatch
 from .voices import SpecialRows, Voice
 
 READ_ROWS = 32  # positions of a prompt that a compiled rule reads at once
@@ -37,7 +37,7 @@ def combine(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, sta
     """Run the rule over the members' logits."""
     logp_MBTV = normalised(logits_M)
     logp_BTV, state = rule(logp_MBTV, token_BT, mask_BT, state)
-    return logp_BTV, broken_member(logp_MBTV), state
+    return logp_BTV, logp_MBTV[..., 0].isnan().any(-1).T, state
 
 
 def decide(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
@@ -45,14 +45,7 @@ def decide(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, stat
     logp_MBTV = normalised(logits_M)
     logp_BTV, state = rule(logp_MBTV, token_BT, mask_BT, state)
     logprob_B, token_B = logp_BTV[:, -1].max(-1)
-    return token_B, logprob_B, broken_member(logp_MBTV), state
-
-
-def broken_member(logp_MBTV: Tensor) -> Tensor:
-    """Name per row the first member with NaN at any position; −1: none. A softmax over NaN or +∞ is NaN throughout, so
-    that one column tells."""
-    broken_MB = logp_MBTV[..., 0].isnan().any(-1)
-    return torch.where(broken_MB.any(0), broken_MB.int().argmax(0), -1)
+    return token_B, logprob_B, logp_MBTV[..., 0].isnan().any(-1).T, state
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class RuleRunner:
 class Workspace:
     """All that passes work on."""
 
-    groups: Sequence[Members]
+    groups: Sequence[Group]
     voice: Voice  # the composition's own
     runner: RuleRunner
     slots: SlotBuffers
@@ -98,7 +91,7 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
     logits_M = member_logits(work.groups, batch)
     if batch.reads is PromptRead.NOTHING:
         slots.logprob_S[slot_B] = 0.0
-        slots.broken_S[slot_B] = broken_member(normalised([logits[:, -1:] for logits in logits_M]))
+        slots.broken_SM[slot_B] = normalised([logits[:, -1:] for logits in logits_M])[:, :, 0, 0].isnan().T
         return
     fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
     begun = batch.reads is PromptRead.GO_ON
@@ -109,27 +102,27 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
             state = work.voice.rule.begin(batch.token_BT[:, -batch.keep - silent : -batch.keep], like_MBTV)
         listens = silent > 0 and work.voice.rule.is_asked(fed_BT)
         if work.runner.read is not None and batch.keep >= READ_ROWS:
-            logp_BV, broken_B = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
+            logp_BV, broken_BM = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
         else:
-            logp_BV, broken_B, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
+            logp_BV, broken_BM, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
     else:
-        logp_BV, broken_B = _nothing_said(logits_M)
+        logp_BV, broken_BM = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
             at_B = torch.tensor(rows, device=slot_B.device)
             heard_M = [logits[at_B] for logits in logits_M]
             state = work.states.read(voice, slot_B[at_B]) if begun else None
-            logp_BV[at_B], broken_B[at_B], special.why[voice] = _read_prompt(
+            logp_BV[at_B], broken_BM[at_B], special.why[voice] = _read_prompt(
                 work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state
             )
     if choice is TokenChoice.NONE:
-        slots.logprob_S[slot_B], slots.broken_S[slot_B] = 0.0, broken_B
+        slots.logprob_S[slot_B], slots.broken_SM[slot_B] = 0.0, broken_BM
         return
     position_B = batch.position_BT[:, -1] + 1
     token_B, logprob_B = choose_tokens(slots, logp_BV, slot_B, position_B, choice)
     if special is not None:
         special.observe(logits_M, logp_BV, token_B)
     slots.token_S[slot_B], slots.logprob_S[slot_B] = token_B, logprob_B.float()
-    slots.broken_S[slot_B], slots.position_S[slot_B] = broken_B, position_B
+    slots.broken_SM[slot_B], slots.position_S[slot_B] = broken_BM, position_B
     if choice is TokenChoice.PENALISED:  # written, not added: a bucket may hold a row twice
         slots.counts[0][slot_B, token_B] = (position_B > 0).float()
 
@@ -155,18 +148,18 @@ def _read_prompt(
     """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from one; the
     last position's log-probabilities, broken members, and why the rule says so. `listens`: what it says before the last
     position does not count."""
-    broken_B = torch.full_like(slot_B, -1)
+    broken_MB = torch.zeros(len(logits_M), len(slot_B), dtype=torch.bool, device=slot_B.device)
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))
     for at in (slice(start, start + size) for start in range(0, token_BT.shape[1], size)):
         logp_MBTV = normalised([logits[:, at] for logits in logits_M])
-        broken_B = torch.maximum(broken_B, broken_member(logp_MBTV[:, :, -1:]))
+        broken_MB = broken_MB | logp_MBTV[:, :, -1, 0].isnan()
         if listens and at.stop < token_BT.shape[1]:
             state = voice.rule.listen(logp_MBTV, token_BT[:, at], state)
         else:
             logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
     work.states.write(voice, slot_B, state)
-    return logp_BTV[:, -1], broken_B, why.map(lambda column: column[:, -1:])
+    return logp_BTV[:, -1], broken_MB.T, why.map(lambda column: column[:, -1:])
 
 
 def read_in_blocks(
@@ -183,18 +176,18 @@ def read_in_blocks(
         before = fresh
         if state is not None:
             before = type(state)(*(laid_out(each[row], like) for each, like in zip(state, fresh, strict=True)))
-        broken_1 = torch.full_like(slot_B[row], -1)
+        broken_1M = torch.zeros_like(work.slots.broken_SM[:1])
         for start in range(steps % READ_ROWS - READ_ROWS, steps, READ_ROWS):
             at = slice(max(start, 0), start + READ_ROWS)
             if at.stop <= at.start:
                 continue
             run = read if start >= 0 else partial(combine, rule)
             given = token_BT[b, at][None], real_BT[b, at][None], before
-            logp, found_1, new = run([logits[row, at] for logits in logits_M], *given)
+            logp, found_1M, new = run([logits[row, at] for logits in logits_M], *given)
             before = new if new is None else type(new)(*map(laid_out, new, fresh))
-            broken_1 = torch.maximum(broken_1, found_1)
+            broken_1M = broken_1M | found_1M
         said.append(logp)
-        broken.append(broken_1)
+        broken.append(broken_1M)
         after.append(before)
     if fresh is not None:
         work.states.write(work.voice, slot_B, type(fresh)(*(torch.cat(each) for each in zip(*after, strict=True))))
@@ -214,23 +207,24 @@ def decode_step(
     work: Workspace, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None
 ) -> None:
     """Add one token to each of the first `rows` slots; their members read so many cells."""
-    slots, states = work.slots, work.states
+    slots = work.slots
     token_B1, position_B1 = slots.token_S[:rows, None], slots.position_S[:rows, None]
     real_B1, next_B = position_B1 >= 0, position_B1[:, 0] + 1
     batch = TokenBatch(token_B1, position_B1, slots.index_S[:rows], cells, 1, RowOrder.FIRST_SLOTS)
     logits_M = member_logits(work.groups, batch)
     if special is None:
-        before = states.read(work.voice, slice(rows))
+        before = work.states.read(work.voice, slice(rows))
         if choice is TokenChoice.GREEDY:
-            token_B, logprob_B, broken_B, after = work.runner.decide(logits_M, token_B1, real_B1, before)
+            token_B, logprob_B, broken_BM, after = work.runner.decide(logits_M, token_B1, real_B1, before)
         else:
-            logp_B1V, broken_B, after = work.runner.combine(logits_M, token_B1, real_B1, before)
+            logp_B1V, broken_BM, after = work.runner.combine(logits_M, token_B1, real_B1, before)
             token_B, logprob_B = choose_tokens(slots, logp_B1V[:, -1], slice(rows), next_B, choice)
-        states.write(work.voice, slice(rows), after)
+        for buffer, new in zip(before or (), after or (), strict=True):
+            buffer.copy_(new)
     else:
-        token_B, logprob_B, broken_B = _decode_special(work, special, logits_M, batch, choice)
+        token_B, logprob_B, broken_BM = _decode_special(work, special, logits_M, batch, choice)
     slots.token_S[:rows], slots.logprob_S[:rows] = token_B, logprob_B.float()
-    slots.broken_S[:rows], slots.position_S[:rows] = broken_B, torch.where(real_B1[:, 0], next_B, -1)
+    slots.broken_SM[:rows], slots.position_S[:rows] = broken_BM, torch.where(real_B1[:, 0], next_B, -1)
     if choice is TokenChoice.PENALISED:
         slots.counts[0].index_put_((slots.index_S[:rows], token_B), real_B1[:, 0].float(), accumulate=True)
 
@@ -239,27 +233,27 @@ def _decode_special(
     work: Workspace, special: SpecialRows, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run every voice's rule over its rows, choose, and show observers: tokens, log-probabilities, broken members."""
-    (logp_BV, broken_B), after = _nothing_said(logits_M), []
+    (logp_BV, broken_BM), after = _nothing_said(logits_M), []
     for voice, rows in special.voices.items():
-        at_B = torch.tensor(rows, device=broken_B.device)
+        at_B = torch.tensor(rows, device=logp_BV.device)
         logp_MB1V = normalised([logits[at_B] for logits in logits_M])
         said_B1V, state, special.why[voice] = voice.rule.explain(
             logp_MB1V, batch.token_BT[at_B], batch.position_BT[at_B] >= 0, work.states.read(voice, at_B)
         )
-        logp_BV[at_B], broken_B[at_B] = said_B1V[:, -1], broken_member(logp_MB1V)
+        logp_BV[at_B], broken_BM[at_B] = said_B1V[:, -1], logp_MB1V[:, :, 0, 0].isnan().T
         after.append((voice, at_B, state))
     position_B = batch.position_BT[:, -1] + 1
-    token_B, logprob_B = choose_tokens(work.slots, logp_BV, slice(len(broken_B)), position_B, choice)
+    token_B, logprob_B = choose_tokens(work.slots, logp_BV, slice(len(logp_BV)), position_B, choice)
     special.observe(logits_M, logp_BV, token_B)
     for voice, at_B, state in after:
         work.states.write(voice, at_B, state)
-    return token_B, logprob_B, broken_B
+    return token_B, logprob_B, broken_BM
 
 
 def _nothing_said(logits_M: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Make room for log-probabilities [B, V] and broken members [B]."""
+    """Make room for log-probabilities [B, V] and broken members [B, M]."""
     logp_BV = torch.zeros_like(logits_M[0][:, -1], dtype=working_dtype(logits_M[0]))
-    return logp_BV, torch.full((len(logp_BV),), -1, device=logp_BV.device)
+    return logp_BV, torch.zeros(len(logp_BV), len(logits_M), dtype=torch.bool, device=logp_BV.device)
 
 
 def choose_tokens(

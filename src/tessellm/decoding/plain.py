@@ -1,4 +1,4 @@
-"""Members as they are, each sequence by itself with a cache of its own, behind the interface of Group.
+"""Members as they are, each sequence by itself with a cache of its own, as the modules of groups.
 
 Computes what the reference model computes, for compositions that the fast path cannot take: slow, one sequence after
 another. A beginning that two prompts share is fed twice: not every cache can be cropped.
@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, DynamicCache
+from transformers.utils import ModelOutput
 
 from ..model import ComposedForCausalLM
-from .slots import TokenBatch
+from ..vocabulary import Alignment
+from .members.attention import SlotPass
+from .members.groups import Group
 
 
 class SlotCaches:
@@ -36,35 +39,35 @@ class SlotCaches:
         self.by_slot.pop(slot, None)
 
 
-class PlainGroup:
-    """One member, in that place of the composition."""
+class PlainMember:
+    """One member, which looks like the module of a Group."""
 
-    def __init__(self, model: ComposedForCausalLM, place: int):
-        self.model = model
-        self.members: tuple[int, ...] = (place,)
-        self.name = model.config.member_names[place]
-        self.cache: Any = SlotCaches(model.member(self.name).config)
+    def __init__(self, model: ComposedForCausalLM, name: str):
+        self.model, self.name = model, name
+        self.caches = SlotCaches(model.member(name).config)
 
-    def logits(self, batch: TokenBatch) -> list[Tensor]:
-        """As a Group does, with zeros where there is padding."""
+    def __call__(self, input_ids: Tensor, slot_pass: SlotPass, logits_to_keep: int, **_: Any) -> ModelOutput:
+        """Feed every row by itself; logits are zero where there is padding."""
         by_row: dict[int, Tensor] = {}
-        for row, slot in enumerate(batch.slot_B.tolist()):
-            real_T = batch.position_BT[row] >= 0
+        for row, slot in enumerate(slot_pass.row_R.tolist()):
+            real_T = slot_pass.position_RT[row] >= 0
             if real_T.any():
-                token_T, position_T = batch.token_BT[row, real_T], batch.position_BT[row, real_T]
-                by_row[row] = self._continue(slot, token_T, position_T, batch.keep)
+                token_T, position_T = input_ids[row, real_T], slot_pass.position_RT[row, real_T]
+                by_row[row] = self._continue(slot, token_T, position_T, logits_to_keep)
         like_TV = next(iter(by_row.values()))
-        logits_BTV = like_TV.new_zeros(len(batch.slot_B), batch.keep, like_TV.shape[-1])
+        logits_BTV = like_TV.new_zeros(len(input_ids), logits_to_keep, like_TV.shape[-1])
         for row, logits_TV in by_row.items():
-            logits_BTV[row, batch.keep - len(logits_TV) :] = logits_TV
-        return [logits_BTV]
+            logits_BTV[row, logits_to_keep - len(logits_TV) :] = logits_TV
+        return ModelOutput(logits=logits_BTV)
 
     def _continue(self, slot: int, token_T: Tensor, position_T: Tensor, keep: int) -> Tensor:
         """Feed one sequence's next tokens: [keep or fewer, V]."""
-        cache = self.cache.at(slot, int(position_T[0]))
+        cache = self.caches.at(slot, int(position_T[0]))
         mask = {"attention_mask": token_T.new_ones(1, int(position_T[-1]) + 1)}  # tokens that read as padding are none
         return self.model.member_logits(self.name, token_T[None], cache, keep, mask)[0]
 
 
-def plain_groups(model: ComposedForCausalLM) -> list[PlainGroup]:
-    return [PlainGroup(model, place) for place in range(len(model.members))]
+def plain_groups(model: ComposedForCausalLM) -> list[Group]:
+    """Make a group of every member; the model's own `member_logits` translates token ids."""
+    modules, same = [PlainMember(model, name) for name in model.members], Alignment(None, model.config.vocab_size)
+    return [Group((place,), module, [same], module.caches) for place, module in enumerate(modules)]

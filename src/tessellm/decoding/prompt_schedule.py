@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .buffers import PromptRead
 from .prefixes import Prefixes
 from .prompt_pace import PromptPace
 from .requests import Request
-from .slots import PromptRead
 
 CHUNK = 256  # tokens of a prompt that are fed at once
 PASS_TOKENS = 2048  # padded tokens of one pass

@@ -78,15 +78,12 @@ def penalised(logp_BV: Tensor, count_BV: Tensor, frequency_B: Tensor, presence_B
 def choose(
     logp_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, top_k_B: Tensor, noise_B: Tensor, choice: TokenChoice
 ) -> Tensor:
-    """Choose the next token of each row; rows with temperature 0 are greedy whatever the others need."""
-    greedy_B = logp_BV.argmax(-1)
-    if choice is TokenChoice.GREEDY:
-        return greedy_B
+    """Sample the next token of each row; rows with temperature 0 are greedy whatever the others need."""
     warm_BV = logp_BV / temperature_B.clamp_min(COLDEST)[:, None].to(logp_BV.dtype)
     probability_BV = warm_BV.softmax(-1)
     if choice >= TokenChoice.NUCLEUS:
         probability_BV = probability_BV.masked_fill(_outside(probability_BV, top_p_B, top_k_B), 0.0)
-    return torch.where(temperature_B > 0, _invert(probability_BV, noise_B), greedy_B)
+    return torch.where(temperature_B > 0, _invert(probability_BV, noise_B), logp_BV.argmax(-1))
 
 
 def _outside(probability_BV: Tensor, top_p_B: Tensor, top_k_B: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
+from .buffers import RowOrder, TokenBatch
 from .members.groups import Group, member_logits
-from .slots import RowOrder, TokenBatch
 
 LENGTH, STEPS = 12, 3  # tokens of the text; those at its end that are fed one by one
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
@@ -127,11 +127,11 @@ def _compare(name: str, member: PreTrainedModel, fast_TV: Tensor, expected_TV: T
 
 def _check_windows(group: Group) -> None:
     """Refuse a window that the config declares and no layer asked for: a long text would see too much."""
-    now, config = group.cache.now, group.module.config.get_text_config()
+    config = group.module.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     slides = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
     window = getattr(config, "sliding_window", None)
-    if window and slides and now is not None and window not in now.windows:
+    if window and slides and window not in group.cache.windows:
         raise FastPathError(
             f"the attention of {type(group.module).__name__} does not say that its window is {window}. {REFERENCE}"
         )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .buffers import StepResult
+from .buffers import PromptRead, StepResult, TokenBatch
 from .passes import Workspace, decode_step, prefill
 from .sampling import TokenChoice
-from .slots import PromptRead, TokenBatch
 from .voices import SpecialRows
 
+DecodePass = Callable[..., None]  # of rows, cells, choice and, if there are some, special rows
 DraftPass = Callable[[int, int, int, TokenChoice], None]  # of rows, length, cells, choice
 
 
@@ -24,6 +25,7 @@ class Steps:
 
     def __init__(self, work: Workspace, context: int):
         self.work, self.context = work, context
+        self.decode: DecodePass = partial(decode_step, work)
         self.prepared_seconds = 0.0  # spent on compiling and capturing
         self.captures = 0
         self.few_shapes = False  # True: rather some rows more than another number of rows
@@ -53,9 +55,6 @@ class Steps:
     def planned(self) -> Iterator[Callable[[], object]]:
         """Plan what requests can meet, after the first text; each call prepares one pass."""
         return iter(())
-
-    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
-        decode_step(self.work, rows, cells, choice, special)
 
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Run a pass that writes or verifies drafts."""
@@ -87,12 +86,9 @@ class Steps:
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         """Take what was just chosen in these slots; the copy to the host is waited for when it is called."""
         chosen = self.work.slots
-        token_B1, logprob_B1, broken_B = (
-            chosen.token_S[slots, None],
-            chosen.logprob_S[slots, None],
-            chosen.broken_S[slots],
-        )
-        return lambda: StepResult(token_B1.tolist(), logprob_B1.tolist(), broken_B.tolist())
+        token_B1, logprob_B1 = chosen.token_S[slots, None], chosen.logprob_S[slots, None]
+        broken_BM = chosen.broken_SM[slots]
+        return lambda: StepResult(token_B1.tolist(), logprob_B1.tolist(), broken_BM.tolist())
 
     def worth_moving(self, rows: int, needed: int) -> bool:
         """Whether a step over the needed rows is faster than one over so many."""

@@ -185,17 +185,17 @@ def close(found: Any, expected: Any) -> None:
 def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: list[Any]) -> None:
     """Whatever their lengths: as they are read at once. What is left over comes first; padding is on the left."""
     runner, voice = compiled_runner(rule), Voice(rule, frozenset())
-    slots = SlotBuffers.empty(4, torch.device("cpu"))
+    slots = SlotBuffers.empty(4, 3, torch.device("cpu"))
     before = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     for rows, tokens, padding in ((1, 32, 0), (2, 64, 9), (1, 97, 40), (3, 45, 2)):
         logits_M, token_BT, _ = inputs(rows, tokens, tokens)
         real_BT = (torch.arange(tokens) >= padding).expand(rows, -1)
         work = Workspace([], voice, runner, slots, RuleStates(4), 3 * VOCABULARY)
         slot_B = torch.arange(rows) + 1
-        logp_BV, broken_B = read_in_blocks(work, logits_M, token_BT, real_BT, slot_B, None)
-        logp_BTV, expected_B, state = combine(rule, logits_M, token_BT, real_BT, None)
+        logp_BV, broken_BM = read_in_blocks(work, logits_M, token_BT, real_BT, slot_B, None)
+        logp_BTV, expected_BM, state = combine(rule, logits_M, token_BT, real_BT, None)
         torch.testing.assert_close(logp_BV, logp_BTV[:, -1], atol=2e-5, rtol=1e-5)
-        assert torch.equal(broken_B, expected_B)
+        assert torch.equal(broken_BM, expected_BM)
         for one, other in zip(work.states.read(voice, slot_B), state, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
     assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + 1
@@ -203,7 +203,7 @@ def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: li
 
 def test_a_prompt_that_is_read_in_pieces_goes_on(traced: list[Any]) -> None:
     rule = Belief(span=40)
-    voice, slots = Voice(rule, frozenset()), SlotBuffers.empty(2, torch.device("cpu"))
+    voice, slots = Voice(rule, frozenset()), SlotBuffers.empty(2, 3, torch.device("cpu"))
     work = Workspace([], voice, compiled_runner(rule), slots, RuleStates(2), 3 * VOCABULARY)
     logits_M, token_BT, _ = inputs(1, 90, 3)
     real_BT, slot_B = torch.ones_like(token_BT, dtype=torch.bool), torch.tensor([1])

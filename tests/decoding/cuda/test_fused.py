@@ -16,12 +16,14 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
 import tessellm
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.cuda.fused import decoder, layers, low
 from tessellm.decoding.cuda.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import groups
+from tessellm.decoding.members.attention import SlotCache
+from tessellm.decoding.members.groups import member_logits
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import SlotCache, TokenBatch
 from tessellm.members.adapters import share
 
 from decoding_cases import stacking
@@ -176,7 +178,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     composed = composition("llama", tmp_path)
     group, fused = grouped(composed, 2, 50)
-    group.logits(TokenBatch(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1))
+    member_logits([group], TokenBatch(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1))
     before = group.cache.key_RHCD[0][:, :, :50].clone()
     for tokens in (1, 3):
         fused(torch.full((3, 2, tokens), 9), torch.full((2, tokens), -1), 50)

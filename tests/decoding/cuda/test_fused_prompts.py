@@ -13,13 +13,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.cuda.fused import layers, prompts
 from tessellm.decoding.cuda.fused.decoder import fuse
 from tessellm.decoding.cuda.fused.library import multiply
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import groups
+from tessellm.decoding.members.groups import member_logits
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import TokenBatch
 from tessellm.model.variants import with_rule
 
 from decoding_cases import prompts as texts
@@ -62,12 +63,13 @@ def test_prompts_equal_the_modules(
     slot_B = torch.tensor([2, 0, 1])[: len(starts)]
     for start, slot in zip(starts, slot_B.tolist(), strict=True):
         text = torch.randint(4, 60, (1, max(start, 1)), generator=torch.Generator().manual_seed(slot))
-        group.logits(TokenBatch(text, torch.arange(max(start, 1))[None], torch.tensor([slot]), max(start, 1), 1))
+        read = max(start, 1)
+        member_logits([group], TokenBatch(text, torch.arange(read)[None], torch.tensor([slot]), read, 1))
     cells = int(position_BT.max()) + 1
     found_MBTV = fused.read(token_BT.expand(3, -1, -1), position_BT, slot_B, keep)
     buffers = [*group.cache.key_RHCD.values(), *group.cache.value_RHCD.values()]
     written = [buffer[:, :, :-1].clone() for buffer in buffers]
-    wanted_MBTV = torch.stack(group.logits(TokenBatch(token_BT, position_BT, slot_B, cells, keep)))
+    wanted_MBTV = torch.stack(member_logits([group], TokenBatch(token_BT, position_BT, slot_B, cells, keep)))
     assert found_MBTV.shape == wanted_MBTV.shape
     real_BT = position_BT[:, -keep:] >= 0
     torch.testing.assert_close(found_MBTV[:, real_BT], wanted_MBTV[:, real_BT], atol=2e-4, rtol=1e-4)
@@ -84,7 +86,7 @@ def test_half_precision_reads_the_same(tmp_path: Path) -> None:
     feed(group, [3])
     token_BT, position_BT = rows_of([3], [50], 64)
     found = fused.read(token_BT.expand(3, -1, -1), position_BT, torch.tensor([0]), 9)
-    wanted = torch.stack(group.logits(TokenBatch(token_BT, position_BT, torch.tensor([0]), 53, 9)))
+    wanted = torch.stack(member_logits([group], TokenBatch(token_BT, position_BT, torch.tensor([0]), 53, 9)))
     torch.testing.assert_close(found, wanted.float(), atol=0.03, rtol=0.03)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.members import attention
-from tessellm.decoding.slots import RowOrder, SlotPass
+from tessellm.decoding.members.attention import SlotCache, SlotPass
 
 TOKENS = 6
 
@@ -22,7 +23,9 @@ def pieces(start: int, shared: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 def passed(start: int, known: bool) -> SlotPass:
     position_RT = torch.arange(start, start + TOKENS).expand(3, -1)
-    return SlotPass(position_RT, torch.arange(3), start + TOKENS, RowOrder.ANY_SLOTS, start if known else None)
+    slot_B = torch.arange(3)
+    batch = TokenBatch(position_RT, position_RT, slot_B, start + TOKENS, start=start if known else None)
+    return SlotPass(SlotCache(3, 1, start + TOKENS), batch, position_RT, slot_B)
 
 
 @pytest.mark.parametrize("shared", [1, 2])

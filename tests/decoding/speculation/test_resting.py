@@ -13,10 +13,10 @@ from torch import Tensor
 import tessellm
 from draft_distribution import draft_always
 from resting import Contrary
+from tessellm.decoding.buffers import RowOrder
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import RowOrder
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.speculation.costs import CPU, GPU, Costs
 from tessellm.decoding.speculation.member_drafts import BelievedDrafter, MemberDrafter
@@ -70,13 +70,14 @@ def test_members_that_are_not_believed_do_not_run_until_a_draft_is_verified() ->
     engine = draft_always(Engine(model, 2, speculation=Speculation("belief")), 8)
     passes: Counter[str] = Counter()
     for name, group in zip(model.members, engine.steps.work.groups, strict=True):
-        plain = group.logits
+        plain = group.module
 
-        def counted(batch: Any, name: str = name, plain: Any = plain) -> list[Tensor]:
-            passes[f"{name} {'writes' if batch.keep == 1 else 'reads'}"] += int((batch.position_BT >= 0).any(1).sum())
-            return plain(batch)  # type: ignore[no-any-return]
+        def counted(slot_pass: Any, name: str = name, plain: Any = plain, **given: Any) -> Any:
+            does = "writes" if slot_pass.batch.keep == 1 else "reads"
+            passes[f"{name} {does}"] += int((slot_pass.position_RT >= 0).any(1).sum())
+            return plain(slot_pass=slot_pass, **given)
 
-        group.logits = counted
+        group.module = counted
     given = [written("abc3defghabc3defghab"), written("abcdef6ghabcdef6ghab")]
     assert texts(engine.generate(given, Sampling(33, ignore_end=True))) == [
         written("c3defghabc3defghabc3defghabc3defg"),

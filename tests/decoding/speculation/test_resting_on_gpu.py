@@ -8,9 +8,9 @@ import pytest
 
 import tessellm
 from resting_rules import Contrary
+from tessellm.decoding.buffers import RowOrder
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.slots import RowOrder
 from tessellm.decoding.speculation import Speculation, who
 from tessellm.decoding.speculation.costs import GPU, Costs
 from tessellm.decoding.speculation.member_drafts import MemberDrafter

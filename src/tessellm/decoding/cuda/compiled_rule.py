@@ -27,14 +27,14 @@ log = logging.getLogger("tessellm.decoding")
 
 def decide_in_parts(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
     """Choose the likeliest token as `decide` does; the compiler does not share out a search by itself."""
-    logp_BTV, broken_B, state = combine(rule, logits_M, token_BT, mask_BT, state)
-    return *best(logp_BTV[:, -1]), broken_B, state
+    logp_BTV, broken_BM, state = combine(rule, logits_M, token_BT, mask_BT, state)
+    return *best(logp_BTV[:, -1]), broken_BM, state
 
 
 def read_block(rule: Rule, logits_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
     """Read a block of a prompt; what is said counts behind its last position alone."""
-    logp_BTV, broken_B, state = combine(rule, logits_MBTV, token_BT, mask_BT, state)
-    return logp_BTV[:, -1], broken_B, state
+    logp_BTV, broken_BM, state = combine(rule, logits_MBTV, token_BT, mask_BT, state)
+    return logp_BTV[:, -1], broken_BM, state
 
 
 def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:

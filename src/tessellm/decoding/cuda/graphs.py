@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ..buffers import StepResult
-from ..passes import Workspace, decode_step
+from ..buffers import PromptRead, StepResult
+from ..passes import Workspace
 from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
-from ..slots import PromptRead
 from ..steps import DraftPass, Steps
 from ..voices import SpecialRows
 from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, grid, padding_rows, split_rows
@@ -46,6 +45,7 @@ class GraphSteps(Steps):
 
     def __init__(self, work: Workspace, context: int, few_shapes: bool):
         super().__init__(work, context)
+        self._step, self.decode = self.decode, self._replay_step
         self.few_shapes = few_shapes
         self.capture_seconds: dict[GraphKey, float] = {}  # the host's, to prepare a pass, compiling included
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
@@ -100,9 +100,8 @@ class GraphSteps(Steps):
         cells = [min(SMALLEST_CELLS, self.context)]
         while cells[-1] < self.context:
             cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
-        step = partial(decode_step, self.work)
         for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
-            yield partial(self._prepare, "decode", step, *shape)
+            yield partial(self._prepare, "decode", self._step, *shape)
         for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
             piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
             if self.prompts.takes(part, choice) and (choice or piece):
@@ -135,13 +134,13 @@ class GraphSteps(Steps):
     def _prompt_cells(self, part: PromptRows) -> int:
         return self.context if self.prompts.any_cells else self.cells(part.stop)
 
-    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
+    def _replay_step(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
         shape = self._rows(rows), self.cells(cells), choice
         if special is not None:
-            decode_step(self.work, *shape, special)
+            self._step(*shape, special)
         else:
-            self._replay("decode", partial(decode_step, self.work), *shape)
+            self._replay("decode", self._step, *shape)
 
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         self._replay(name, run, self._rows(rows), length, self.cells(cells), choice)
@@ -163,7 +162,7 @@ class GraphSteps(Steps):
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
             step = self._rows(rows), self.cells(cells), choice
-            seconds = {0: self._known("decode", partial(decode_step, self.work), *step)}
+            seconds = {0: self._known("decode", self._step, *step)}
             for length in lengths:
                 many, reach = self._rows(rows), self.cells(cells + length)
                 seconds[length] = self._known("verify", verify, many, length, reach, choice)
@@ -254,7 +253,7 @@ class GraphSteps(Steps):
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         chosen = self.work.slots
-        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_S))
+        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_SM))
 
         def wait() -> StepResult:
             tokens, logprobs, broken = coming()

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..buffers import PromptRead, TokenBatch
 from ..passes import Workspace, prefill
 from ..sampling import TokenChoice
-from ..slots import PromptRead, TokenBatch
 
 MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long as its kernels take to start
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep

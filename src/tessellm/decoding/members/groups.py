@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,55 +18,20 @@ from transformers import PreTrainedModel
 
 from ...model import ComposedForCausalLM
 from ...vocabulary import Alignment
-from ..slots import RowOrder, SlotCache, TokenBatch
+from ..buffers import RowOrder, TokenBatch
+from .attention import SlotCache, SlotPass
 from .stacking import can_stack, shares_base, stack
-
-
-class Members(Protocol):
-    """What runs members over slots: a Group, or a member as it is (plain.py)."""
-
-    members: tuple[int, ...]  # their places in the composition
-    cache: Any
-
-    def logits(self, batch: TokenBatch) -> list[Tensor]:
-        """Compute each member's logits over the shared vocabulary: [B, keep, V] each."""
 
 
 @dataclass
 class Group:
     """Members that run as one module, over one cache."""
 
-    members: tuple[int, ...]
-    module: PreTrainedModel
+    members: tuple[int, ...]  # their places in the composition
+    module: Any  # of Hugging Face, or one that looks so (plain.py)
     alignments: Sequence[Alignment]
-    cache: SlotCache
+    cache: Any  # a SlotCache, or what the module keeps instead
     fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
-
-    def logits(self, batch: TokenBatch) -> list[Tensor]:
-        count = len(self.members)
-        if self._same_ids:
-            token_BMT = batch.token_BT[:, None].expand(-1, count, -1)
-        else:
-            token_BMT = torch.stack([each.to_member(batch.token_BT) for each in self.alignments], 1)
-        if self.fused is not None and batch.order is RowOrder.FIRST_SLOTS and self.fused.takes(*batch.token_BT.shape):
-            logits_MBTV = self.fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
-        elif self.reads_fused and batch.order is RowOrder.ANY_SLOTS and len(self.cache):
-            logits_MBTV = self.fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
-        else:
-            call: Any = self.module
-            now = self.cache.begin(batch)
-            output = call(
-                input_ids=token_BMT.flatten(0, 1),
-                position_ids=now.position_RT.clamp_min(0),
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=batch.keep,
-                slot_pass=now,
-            )
-            logits_MBTV = output.logits.unflatten(0, (-1, count)).transpose(0, 1)
-        if self._same_ids:
-            return list(logits_MBTV[..., : self.alignments[0].size])
-        return [each.to_composed(logits_BTV) for each, logits_BTV in zip(self.alignments, logits_MBTV, strict=True)]
 
     @property
     def reads_fused(self) -> bool:
@@ -75,9 +40,43 @@ class Group:
         return self.fused is not None and self.fused.reads_prompts
 
     @cached_property
-    def _same_ids(self) -> bool:
+    def same_ids(self) -> bool:
         """Whether every member has the composition's token ids."""
         return all(each.member_id_V is None and each.silent_U is None for each in self.alignments)
+
+
+def member_logits(groups: Sequence[Group], batch: TokenBatch) -> list[Tensor]:
+    """Compute the logits of all members over the shared vocabulary, in the composition's order: [B, keep, V] each."""
+    by_place: dict[int, Tensor] = {}
+    for group in groups:
+        count, alignments = len(group.members), group.alignments
+        if group.same_ids:
+            token_BMT = batch.token_BT[:, None].expand(-1, count, -1)
+        else:
+            token_BMT = torch.stack([each.to_member(batch.token_BT) for each in alignments], 1)
+        if group.fused is not None and batch.order is RowOrder.FIRST_SLOTS and group.fused.takes(*batch.token_BT.shape):
+            logits_MBTV = group.fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
+        elif group.reads_fused and batch.order is RowOrder.ANY_SLOTS and len(group.cache):
+            logits_MBTV = group.fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
+        else:
+            position_RT = batch.position_BT.repeat_interleave(count, 0)
+            row_R = (batch.slot_B[:, None] * count + torch.arange(count, device=position_RT.device)).flatten()
+            slot_pass = SlotPass(group.cache, batch, position_RT, row_R)
+            output = group.module(
+                input_ids=token_BMT.flatten(0, 1),
+                position_ids=position_RT.clamp_min(0),
+                past_key_values=slot_pass,
+                use_cache=True,
+                logits_to_keep=batch.keep,
+                slot_pass=slot_pass,
+            )
+            logits_MBTV = output.logits.unflatten(0, (-1, count)).transpose(0, 1)
+        if group.same_ids:
+            own_M = list(logits_MBTV[..., : alignments[0].size])
+        else:
+            own_M = [each.to_composed(own) for each, own in zip(alignments, logits_MBTV, strict=True)]
+        by_place |= zip(group.members, own_M, strict=True)
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def stacks_fine_tunes(model: ComposedForCausalLM) -> bool:
@@ -114,11 +113,3 @@ def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:
     from ..cuda.fused.decoder import fuse
 
     return fuse(members, cache)
-
-
-def member_logits(groups: Sequence[Members], batch: TokenBatch) -> list[Tensor]:
-    """Compute the logits of all members, in the composition's order: [B, keep, V] each."""
-    by_place: dict[int, Tensor] = {}
-    for group in groups:
-        by_place |= zip(group.members, group.logits(batch), strict=True)
-    return [by_place[place] for place in range(len(by_place))]

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ...model import ComposedForCausalLM
 from ...rules import working_dtype
-from ..members.groups import make_group
+from ..buffers import RowOrder, TokenBatch
+from ..members.attention import SlotCache
+from ..members.groups import make_group, member_logits
 from ..passes import Workspace, choose_tokens
 from ..requests import Request
 from ..sampling import TokenChoice
-from ..slots import RowOrder, SlotCache, TokenBatch
 from ..steps import DraftPass, Steps
 from .verification import DraftBuffers
 
@@ -53,7 +54,7 @@ class MemberDrafter:
 
     def passes(self) -> list[dict[str, DraftPass]]:
         """Name the pass that drafts, on the cache as it is now."""
-        if self.group.cache is not self.home.cache and not len(self.group.cache):
+        if self.group.cache is not self.home.cache and not self.group.cache.key_RHCD:
             self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))
         return [{self.name: self.draft}]
 
@@ -78,7 +79,8 @@ class MemberDrafter:
             last_B = drafts.draft_SG[at_B, (done_B - 1).clamp_min(0)]
             token_B1 = torch.where(done_B > 0, last_B, slots.token_S[at_B]).clamp_min(0)[:, None]
             position_B1 = torch.where(real_B, start_B + done_B, -1)[:, None]
-            (logits_B1V,) = self.group.logits(TokenBatch(token_B1, position_B1, at_B, cells, 1, order))
+            batch = TokenBatch(token_B1, position_B1, at_B, cells, 1, order)
+            (logits_B1V,) = member_logits([self.group], batch)
             said_BV = logits_B1V[:, -1]
             if choice is not TokenChoice.GREEDY:
                 said_BV = said_BV.to(working_dtype(said_BV)).log_softmax(-1)

@@ -38,7 +38,8 @@ class Speculator:
         self.steps = steps
         on_cpu, self.by_belief = model.device.type == "cpu", wanted.by_belief
         self.lengths = wanted.lengths(on_cpu)
-        self.drafts = DraftBuffers.empty(len(work.slots.token_S), self.lengths[-1], model.device)
+        slots, members = work.slots.broken_SM.shape
+        self.drafts = DraftBuffers.empty(slots, members, self.lengths[-1], model.device)
         work.drafts[:] = self.drafts.tensors
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
@@ -107,7 +108,7 @@ class Speculator:
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
         result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
-            if broken >= 0:
+            if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
 

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from ...rules import Explanation, normalised
-from ..buffers import StepResult, laid_out
+from ..buffers import RowOrder, StepResult, TokenBatch, laid_out
 from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
-from ..passes import Workspace, broken_member, choose_tokens
+from ..passes import Workspace, choose_tokens
 from ..sampling import TokenChoice
-from ..slots import RowOrder, TokenBatch
 from ..voices import SpecialRows
 
 
@@ -38,7 +37,7 @@ class Judged(NamedTuple):
     token_BT: Tensor
     logprob_BT: Tensor
     accepted_B1: Tensor  # tokens of the row's own draft before its first wrong one
-    broken_B: Tensor
+    broken_BM: Tensor
     state: Any  # the rule's, after what stands
 
 
@@ -54,17 +53,17 @@ class DraftBuffers:
     done_S: Tensor  # tokens of a draft that a member has written
     writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
     fed_TS: Tensor
-    came_SX: Tensor  # for one transfer: how many tokens, a broken member, the tokens, their log-probabilities
+    came_SX: Tensor  # for one transfer: how many tokens, the tokens, their log-probabilities, broken members
 
     @staticmethod
-    def empty(slots: int, longest: int, device: torch.device) -> DraftBuffers:
+    def empty(slots: int, members: int, longest: int, device: torch.device) -> DraftBuffers:
         return DraftBuffers(
             torch.full((slots, longest), -1, device=device),
             torch.zeros(slots, dtype=torch.long, device=device),
             torch.zeros(slots, dtype=torch.long, device=device),
             torch.full((slots,), -1, device=device),
             torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
-            torch.zeros(slots, 2 + 2 * (longest + 1), dtype=torch.double, device=device),
+            torch.zeros(slots, 1 + 2 * (longest + 1) + members, dtype=torch.double, device=device),
         )
 
     @property
@@ -84,11 +83,11 @@ class DraftBuffers:
 
     def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> StepResult:
         """Sort the host's copy of `came_SX` by slot."""
-        rows, at = [came[slot] for slot in slots], 2 + self.widest
+        rows, at = [came[slot] for slot in slots], 1 + self.widest
         return StepResult(
-            [[int(token) for token in row[2 : 2 + int(row[0])]] for row in rows],
+            [[int(token) for token in row[1 : 1 + int(row[0])]] for row in rows],
             [row[at : at + int(row[0])] for row in rows],
-            [int(row[1]) for row in rows],
+            [[bool(broken) for broken in row[at + self.widest :]] for row in rows],
         )
 
 
@@ -117,15 +116,15 @@ def verify(
         judged = _judge_together(work, logits_M, batch, choice)
     else:
         judged = _judge_one_by_one(work, drafts, logits_M, batch, choice)
-    token_BT, logprob_BT, accepted_B1, broken_B, state = judged
+    token_BT, logprob_BT, accepted_B1, broken_BM, state = judged
     spoilt_B = logprob_BT[:, 0].isnan() & real_BT[:, 1]
     count_B = (accepted_B1[:, 0] + 1) * (real_BT[:, 0] & ~spoilt_B)
     # nothing is written before all is done that may run out of memory
-    work.states.write(work.voice, slice(rows), state, unless_B=spoilt_B)
-    came_BX = drafts.came_SX[:rows]
-    came_BX[:, 0], came_BX[:, 1] = count_B, broken_B
-    came_BX[:, 2 : 2 + width] = token_BT
-    came_BX[:, 2 + drafts.widest : 2 + drafts.widest + width] = logprob_BT
+    for buffer, new in zip(work.states.read(work.voice, slice(rows)) or (), state or (), strict=True):
+        torch.where(spoilt_B.view(-1, *[1] * (new.ndim - 1)), buffer, new, out=buffer)
+    came_BX, at = drafts.came_SX[:rows], 1 + drafts.widest
+    came_BX[:, 0], came_BX[:, 1 : 1 + width] = count_B, token_BT
+    came_BX[:, at : at + width], came_BX[:, at + drafts.widest :] = logprob_BT, broken_BM
     kept_B = token_BT.gather(1, accepted_B1)[:, 0]
     slots.token_S[:rows] = torch.where(spoilt_B, slots.token_S[:rows], kept_B)
     slots.position_S[:rows] += count_B
@@ -150,7 +149,7 @@ def _judge_together(
     kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
     if before is not None and not (kept_BT.device.type == "cpu" and torch.equal(kept_BT, real_BT)):
         state = rule(logp_MBTV, fed_BT, kept_BT, before)[1]
-    judged = Judged(token_BT, logprob_BT, accepted_B1, broken_member(logp_MBTV), state)
+    judged = Judged(token_BT, logprob_BT, accepted_B1, logp_MBTV[..., 0].isnan().any(-1).T, state)
     if show is not None and why is not None:
         show(judged, logp_BTV, why)
     return judged
@@ -186,24 +185,24 @@ def _judge_one_by_one(
     logits_TMBV = together(logits_M).permute(2, 0, 1, 3).contiguous()
     drafts.fed_TS[:width, :rows] = batch.token_BT.T
     before = state = work.states.read(work.voice, slice(rows))
-    stands_B, broken_B = start_B >= 0, torch.full_like(start_B, -1)
+    stands_B, broken_BM = start_B >= 0, torch.zeros_like(work.slots.broken_SM[:rows])
     right, tokens, logprobs = [], [], []
     for t in range(width):
         given = [logits_BV[:, None] for logits_BV in logits_TMBV[t]], drafts.fed_TS[t, :rows, None], stands_B[:, None]
         if choice is TokenChoice.GREEDY:
-            token_B, logprob_B, new_broken_B, new = work.runner.decide(*given, state)
+            token_B, logprob_B, newly_BM, new = work.runner.decide(*given, state)
         else:
-            logp_B1V, new_broken_B, new = work.runner.combine(*given, state)
+            logp_B1V, newly_BM, new = work.runner.combine(*given, state)
             token_B, logprob_B = choose_tokens(work.slots, logp_B1V[:, -1], slice(rows), start_B + 1 + t, choice)
         state = new if new is None else type(new)(*map(laid_out, new, before))
-        broken_B = torch.maximum(broken_B, new_broken_B)
+        broken_BM = broken_BM | newly_BM
         tokens.append(token_B)
         logprobs.append(logprob_B.float())
         if t + 1 < width:
             right.append((token_B == batch.token_BT[:, t + 1]) & real_BT[:, t + 1])
             stands_B = stands_B & right[-1]
     accepted_B1 = _accept(torch.stack(right, 1))
-    return Judged(torch.stack(tokens, 1), torch.stack(logprobs, 1), accepted_B1, broken_B, state)
+    return Judged(torch.stack(tokens, 1), torch.stack(logprobs, 1), accepted_B1, broken_BM, state)
 
 
 def choose_along(work: Workspace, logp_BTV: Tensor, choice: TokenChoice) -> Tensor:

@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...members.attention import SlotCache
 from ...members.low_rank import read_low_rank
-from ...slots import SlotCache
 from .addresses import BLOCK_N, addresses
 from .architecture import Architecture, read_architecture, rotations
 from .attention_kernel import attention_kernel, combine_kernel
