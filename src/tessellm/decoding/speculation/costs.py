@@ -26,6 +26,7 @@ class Prices:
 
     lengths: tuple[int, ...]  # of drafts to choose from
     row: float  # a row more
+    alone: float = 0.0  # a member by itself beyond its part in a pass of all, with choosing
     rule: float = 0.0  # the rule over one token of a text, and choosing
     rule_row: float = 0.0  # of a text more
     deltas: float = 0.0  # having deltas at all: other kernels
@@ -35,11 +36,13 @@ class Prices:
 
 
 CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
-# google/gemma-2-2b in bfloat16 on an H200: 1.6 ms for one row of one member, 4.42 and 5.30 for 1 and 32 rows of three;
-# 1.98 and 2.52 for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
+# google/gemma-2-2b in bfloat16 on an H200, results/resting-cuda.json: a member's part in a pass of three takes 1.45 ms,
+# a draft's token 1.94; verifying 3, 7, 15, 31 tokens 4.96, 5.41, 6.33, 8.74. Earlier, results/gpu-decoding*.json: 1.98
+# and 2.52 ms for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
 GPU = Prices(
-    (3, 7, 15, 31), row=0.0065, rule=0.06, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True, most_rows=256
-)
+    (3, 7, 15, 31), row=0.0065, alone=0.34, rule=0.075, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True,
+    most_rows=256,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Costs:
     def block(self, rows: int, length: int, writers: int = 1) -> float:
         """Price a draft of so many tokens of every text, by so many members, and its verification."""
         drafting = rows if self.prices.every_row else rows / writers
-        draft = writers * (self._pass(drafting) + (self._deltas(1) if self.lora else 0.0))
+        draft = writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
         return length * draft + self._all(rows * (length + 1)) + (length + 1) * self._rule(rows)
 
     def takes(self, rows: int, length: int) -> bool:
