@@ -53,7 +53,7 @@ class PromptGraphs:
     @property
     def any_cells(self) -> bool:
         """Whether a pass reads as many cells as it needs, so that one graph does for all."""
-        return all(getattr(group, "reads_fused", False) for group in self.work.groups)
+        return all(group.reads_fused for group in self.work.groups)
 
     def turn_off(self) -> None:
         self.on = False

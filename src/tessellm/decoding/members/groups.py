@@ -54,10 +54,11 @@ def member_logits(groups: Sequence[Group], batch: TokenBatch) -> list[Tensor]:
             token_BMT = batch.token_BT[:, None].expand(-1, count, -1)
         else:
             token_BMT = torch.stack([each.to_member(batch.token_BT) for each in alignments], 1)
-        if group.fused is not None and batch.order is RowOrder.FIRST_SLOTS and group.fused.takes(*batch.token_BT.shape):
-            logits_MBTV = group.fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
-        elif group.reads_fused and batch.order is RowOrder.ANY_SLOTS and len(group.cache):
-            logits_MBTV = group.fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
+        fused, in_order = group.fused, batch.order is RowOrder.FIRST_SLOTS
+        if fused is not None and in_order and fused.takes(*batch.token_BT.shape):
+            logits_MBTV = fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
+        elif fused is not None and not in_order and fused.reads_prompts and len(group.cache):
+            logits_MBTV = fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
         else:
             position_RT = batch.position_BT.repeat_interleave(count, 0)
             row_R = (batch.slot_B[:, None] * count + torch.arange(count, device=position_RT.device)).flatten()
