@@ -39,7 +39,10 @@ def test_equals_the_float64_reference_for_every_k(k):
     models = family(["llama"] * (k + 1))
     weights = [1.0, 1.0, 0.5, -0.3, 0.25, 0.1][:k]
     ids = random_ids()
-    assert (composition(models, weights)(ids).logits - reference(models, ids, weights)).abs().max() < 1e-5
+    rounding = 5e-6 * (
+        1 + sum(map(abs, weights))
+    )  # of every member's logits, which differs by processor, by its weight
+    assert (composition(models, weights)(ids).logits - reference(models, ids, weights)).abs().max() < rounding
 
 
 @torch.no_grad()
