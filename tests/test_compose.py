@@ -180,11 +180,24 @@ def test_a_chat_template_of_the_users_is_kept_with_the_composition(members_dir: 
         ("A:", "leaves out what the user says"),
         ("{{ nobody.said }}", "cannot be run"),
         ("{% if", "cannot"),
+        ("{{ 1 / 0 }}{{ messages[-1]['content'] }}", "cannot be run: division by zero"),
+        ({"default": template}, "expected text; got dict"),
     ):
         given = {"experts": {"x": members_dir / "math"}, "chat_template": wrong}
         assert why in refusal(lambda given=given: tessellm.compose(members_dir / "base", **given))
     loaded = build_model("llama", 0)
     assert "needs a tokenizer" in refusal(lambda: tessellm.compose(loaded, {"x": loaded}, chat_template=template))
+
+
+def test_notes_say_whose_chat_template_it_is(members_dir: Path) -> None:
+    members = (members_dir / "base", {"x": members_dir / "math"})
+    assert "The chat template is that of 'base'." in tessellm.compose(*members).notes
+    marked = tessellm.compose(*members, chat_template="Q: {{ messages[-1]['content'] }}\nA:").notes
+    open_ended = tessellm.compose(*members, chat_template="Q: {{ messages[-1]['content'] }}").notes
+    assert [note for note in marked if "template" in note] == ["The chat template is the one given."]
+    assert [note for note in open_ended if "template" in note] == [
+        "The chat template is the one given; nothing behind the prompt tells where answers begin, as belief needs it."
+    ]
 
 
 def test_mixed_architectures_compose_and_a_model_may_not_say_its_context(members_dir: Path, tmp_path: Path) -> None:

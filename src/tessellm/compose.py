@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
-from .model.habits import is_unread
+from .model.habits import can_be_read, is_unread
 from .rules import DEFAULT, RULES, ComposedRule, Product, Rule, RuleLike, default_termination
 from .rules.belief import Belief
 from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
+from .vocabulary.notes import choose_chat_template
 
 
 def compose(
@@ -52,10 +52,12 @@ def compose(
     entry = styled_entry(rule_entry(rule), specs)  # what is wrong with it should show before anything is loaded
     if termination is not None:
         check_termination(termination)
+    if not isinstance(chat_template, str | None):
+        raise RecipeError(f"chat_template: expected text; got {type(chat_template).__name__}")
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule, termination)
     if chat_template is not None:
-        model.tokenizer = _with_template(model.tokenizer, chat_template)
+        _put_by(model, chat_template)
     if is_unread(entry):
         model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
     return model
@@ -268,6 +270,14 @@ def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedT
     return _with_template(tokenizer, vocabulary.chat_template)
 
 
+def _put_by(model: ComposedForCausalLM, template: str) -> None:
+    """Give a composition the user's chat template, and say so in place of what was said of the members' own."""
+    model.tokenizer = _with_template(model.tokenizer, template)
+    unmarked = "" if can_be_read(model) else "; nothing behind the prompt tells where answers begin, as belief needs it"
+    told = choose_chat_template([_speaker(member) for member in model.loaded_members if member.tokenizer])[1]
+    model.notes = (*(note for note in model.notes if note != told), f"The chat template is the one given{unmarked}.")
+
+
 def _with_template(tokenizer: PreTrainedTokenizerBase | None, template: str) -> PreTrainedTokenizerBase:
     """A tokenizer with another chat template, one that puts a prompt."""
     if tokenizer is None:
@@ -277,7 +287,7 @@ def _with_template(tokenizer: PreTrainedTokenizerBase | None, template: str) -> 
     prompt, wrong = "what is asked", "it leaves out what the user says"
     try:
         put = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False)
-    except (TemplateError, TypeError, ValueError) as error:
+    except Exception as error:  # a template raises what it likes
         put, wrong = "", f"it cannot be run: {error}"
     if prompt not in put:
         raise RecipeError(
