@@ -39,9 +39,8 @@ def test_equals_the_float64_reference_for_every_k(k):
     models = family(["llama"] * (k + 1))
     weights = [1.0, 1.0, 0.5, -0.3, 0.25, 0.1][:k]
     ids = random_ids()
-    rounding = 5e-6 * (
-        1 + sum(map(abs, weights))
-    )  # of every member's logits, which differs by processor, by its weight
+    # every member's logits are rounded, by processors differently, and count by its weight
+    rounding = 5e-6 * (1 + sum(map(abs, weights)))
     assert (composition(models, weights)(ids).logits - reference(models, ids, weights)).abs().max() < rounding
 
 
