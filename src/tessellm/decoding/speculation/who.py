@@ -31,7 +31,7 @@ SHORTEST = {
 
 ON_HOST = (
     "members cannot rest in the host's memory: all of them read every block of text, and to fetch one takes as long as "
-    "writing some 65 tokens does (docs/resting.md). Let them rest where they are ('belief'), or leave out experts"
+    "writing some 54 tokens does (docs/resting.md). Let them rest where they are ('belief'), or leave out experts"
 )
 
 
