@@ -13,13 +13,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from first_token import changed
 from reference_overhead import RESULTS
 from tessellm.bench.measure import bandwidth
 from tessellm.bench.models import base_alone, random_composition
@@ -44,18 +44,6 @@ CHOICES: dict[str, dict[tuple[Any, str], Any]] = {
     "blocks of 32 outputs": {(layers, "WIDEST_BLOCK"): 32},
     "four programs a multiprocessor": {(layers, "PROGRAMS"): 528},
 }
-
-
-@contextmanager
-def changed(choice: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    before = {(where, name): getattr(where, name) for where, name in choice}
-    for (where, name), value in choice.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for (where, name), value in before.items():
-            setattr(where, name, value)
 
 
 def timed(work: Callable[[], Any], device: str, rounds: int) -> float:
