@@ -118,23 +118,29 @@ def changed(choice: dict[tuple[Any, str], Any]) -> Iterator[None]:
             setattr(where, name, value)
 
 
-def timed(work: Callable[[], Any], rounds: int = 20) -> float | str:
-    """Milliseconds of the device: the median over replays of a graph; what went wrong, where something did."""
+def timed(work: Callable[[], Any]) -> float | str:
+    """Milliseconds of the device; what went wrong, where something did."""
     try:
-        for _ in range(2):
-            work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        found = []
-        for _ in range(rounds):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end))
-        return statistics.median(found)
+        return replayed_ms(work)
     except Exception as error:  # one that does not fit
         return f"{type(error).__name__}: {error}"[:300]
+
+
+def replayed_ms(work: Callable[[], Any], rounds: int = 20, replays: int = 1) -> float:
+    """Milliseconds of the device: the median over rounds of replays of a graph."""
+    for _ in range(2):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    found = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / replays)
+    return statistics.median(found)

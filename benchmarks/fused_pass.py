@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from first_token import changed
+from first_token import changed, replayed_ms
 from reference_overhead import RESULTS
 from tessellm.bench.measure import bandwidth
 from tessellm.bench.models import base_alone, random_composition
@@ -52,22 +51,7 @@ def timed(work: Callable[[], Any], device: str, rounds: int) -> float:
         since = time.perf_counter()
         work()
         return (time.perf_counter() - since) * 1e3
-    for _ in range(2):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    found = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(4):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) / 4)
-    return statistics.median(found)
+    return replayed_ms(work, rounds, replays=4)
 
 
 @torch.no_grad()
