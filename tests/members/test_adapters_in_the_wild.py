@@ -53,7 +53,7 @@ def test_half_precision_stays_half(own_members: Path, tmp_path: Path, base_dtype
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     for key, tensor in load_file(adapter / WEIGHTS).items():
         assert torch.equal(written[key], tensor)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=base_dtype)
     assert torch.equal(logits(again), logits(model))
 
 
