@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the sources anew
+
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
 VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default

@@ -164,11 +164,9 @@ def printed(code: str) -> str:
     "first",
     [
         "import tessellm",
-        "import transformers, tessellm",
         "from transformers import AutoModelForCausalLM; import tessellm",
         "import tessellm, importlib.util; importlib.util.find_spec('transformers')",
         "import tessellm; from transformers.generation.utils import GenerationMixin",
-        "import tessellm.members",
         "import tessellm.vocabulary",
         "import tessellm.decoding.engine",
     ],

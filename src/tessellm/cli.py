@@ -6,6 +6,7 @@ command runs.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,9 +18,12 @@ from .commands.interruption import ctrl_c, hear_ctrl_c, interrupted
 from .commands.streams import abandon_stdout, is_of_stdout, prepare_streams
 from .commands.threads import Threads
 
+GARBAGE = 100_000  # objects between two looks for garbage: the libraries' imports make a million of them and leave none
+
 
 def main() -> None:
     """Run a command. Errors of ours become one message and exit code 2."""
+    gc.set_threshold(GARBAGE)
     hear_ctrl_c()
     before = signal.signal(signal.SIGTERM, _ended)
     prepare_streams()
@@ -33,6 +37,8 @@ def main() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is done: nothing is left to interrupt
+        if "triton" not in sys.modules:  # whose bindings would call it a leak
+            gc.freeze()  # what is left goes with the process: the interpreter need not look through it at its end
 
 
 def _run() -> None:

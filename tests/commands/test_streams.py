@@ -43,9 +43,7 @@ def ran(folder: Path, *arguments: object, shell: str = '"$@"', **environment: st
     "arguments",
     [
         "compose recipe.yaml -o é",
-        "inspect out",
         "diagnose out prompts.txt --max-new-tokens 4",
-        "generate out --file prompts.txt --max-new-tokens 4",
         "generate out é --max-new-tokens 4 --trace",
         "reproduce --list",
     ],
@@ -57,7 +55,7 @@ def test_an_ascii_terminal(folder: Path, arguments: str) -> None:
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("arguments", ["--help", "inspect out", "generate out abc --max-new-tokens 4"])
+@pytest.mark.parametrize("arguments", ["--help", "generate out abc --max-new-tokens 4"])
 def test_standard_output_on_a_full_disk(folder: Path, arguments: str) -> None:
     found = ran(folder, *arguments.split(), shell='"$@" > /dev/full')
     assert found.stderr == "error: standard output could not be written: No space left on device\n"
@@ -65,7 +63,6 @@ def test_standard_output_on_a_full_disk(folder: Path, arguments: str) -> None:
 
 
 def test_closed_streams(folder: Path) -> None:
-    assert ran(folder, "inspect", "out", shell='"$@" >&-').returncode == 0
     assert ran(folder, "inspect", "out", shell='"$@" 2>&-').returncode == 0
     assert ran(folder, "generate", "out", "abc", "--trace", "--max-new-tokens", 3, shell='"$@" >&- <&-').returncode == 0
     found = ran(folder, "generate", "out", "-", shell='"$@" <&-')

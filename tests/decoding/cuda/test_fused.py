@@ -33,8 +33,7 @@ from speculation_cases import drafting
 
 @pytest.mark.parametrize(
     ("kind", "lengths", "shortest_sum"),
-    [("llama", [9, 40, 1], 512), ("qwen2", [9, 2], 512), ("gemma2", [9, 40, 1], 16), ("gemma2", [33], 512),
-     ("adapters", [9, 40], 16), ("adapters", [7], 512)],
+    [("llama", [9, 40, 1], 512), ("qwen2", [9, 2], 512), ("gemma2", [33], 16), ("adapters", [9, 40], 16)],
 )  # fmt: skip
 @torch.no_grad()
 def test_equals_the_modules(
@@ -42,7 +41,7 @@ def test_equals_the_modules(
 ) -> None:
     """Several rows and one, with sums in one piece and in several, cells in one piece and in several."""
     monkeypatch.setattr(layers, "SHORTEST_SUM", shortest_sum)
-    composed = composition(kind, tmp_path)
+    composed = composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1)
     group, fused = grouped(composed, 4, 120)
     slots = len(lengths)
     feed(group, lengths)
@@ -86,7 +85,7 @@ def test_who_makes_an_input_makes_what_deltas_need_of_it(
 
 @pytest.mark.parametrize(
     ("rows_apart", "parts_apart", "least_parts", "pieces"),
-    [(16, 32, 8, 7), (16, 2, 8, 8), (16, 1, 8, 9), (0, 32, 1, 6), (0, 32, 2, 6), (0, 32, 8, 6)],
+    [(16, 32, 8, 7), (16, 1, 8, 9), (0, 32, 1, 6), (0, 32, 2, 6)],
 )  # fmt: skip
 @torch.no_grad()
 def test_deltas_are_added_beside_the_sums_or_with_them(
@@ -97,7 +96,7 @@ def test_deltas_are_added_beside_the_sums_or_with_them(
     monkeypatch.setattr(layers, "ROWS_APART", rows_apart)
     monkeypatch.setattr(layers, "PARTS_APART", parts_apart)
     monkeypatch.setattr(layers, "LEAST_PARTS", least_parts)
-    composed = composition("adapters", tmp_path)
+    composed = composition("adapters", tmp_path, layers=1)
     group, fused = grouped(composed, 2, 64)
     feed(group, [9, 40])
     token_B, position_B = torch.tensor([5, 6]), torch.tensor([9, 40])
@@ -188,7 +187,7 @@ def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "lengths", "counts", "cells"),
     [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50),
-     ("gemma2", [40, 3], [16, 9], 60), ("gemma2", [40], [32], 80), ("llama", [7], [32], 50)],
+     ("gemma2", [40, 3], [16, 9], 60), ("llama", [7], [32], 50)],
 )  # fmt: skip
 @torch.no_grad()
 def test_several_tokens_equal_the_modules(

@@ -43,8 +43,7 @@ def rows_of(starts: list[int], counts: list[int], width: int) -> tuple[torch.Ten
     [
         ("llama", [0, 20, 9], [19, 11, 0], 24, 7),  # padding, behind earlier cells, padding alone
         ("qwen2", [0, 5], [9, 13], 13, 1),
-        ("gemma2", [30], [21], 21, 21),  # windows of 16
-        ("gemma2", [0, 17], [20, 3], 24, 9),
+        ("gemma2", [30, 0], [13, 3], 16, 9),  # windows of 16
         ("adapters", [0, 12], [15, 9], 16, 16),
     ],
 )

@@ -31,7 +31,7 @@ from real_cases import write_base, write_data
 SMALL = replace(
     PLANS["full"],
     read=2, write=2, others=None, develop=1, two=1, batch_size=2, numbers=1 << 16, timed=1, new_tokens=3,
-    rules=(DEFAULT, EQ2, "belief"), sets=("six", "six-other", "math+capitals", TWO),
+    rules=(DEFAULT, EQ2, "belief"), sets=("six", "math+capitals", TWO),
     merges=("task-arithmetic", "dare-ties"), strengths=(0.5, 1.0), writing=("sql", "code", "capitals"),
 )  # fmt: skip
 

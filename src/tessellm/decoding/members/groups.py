@@ -57,7 +57,7 @@ def member_logits(groups: Sequence[Group], batch: TokenBatch) -> list[Tensor]:
         fused, in_order = group.fused, batch.order is RowOrder.FIRST_SLOTS
         if fused is not None and in_order and fused.takes(*batch.token_BT.shape):
             logits_MBTV = fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
-        elif fused is not None and not in_order and fused.reads_prompts and len(group.cache):
+        elif fused is not None and not in_order and fused.reads_prompts and group.cache.key_RHCD:
             logits_MBTV = fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
         else:
             position_RT = batch.position_BT.repeat_interleave(count, 0)
