@@ -80,7 +80,7 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 # vLLM in an environment of its own, for the CPU: what it needs does not fit what the rest is tested with. Its wheel asks
 # for three packages that do not match the CPU's torch and would break its import.
 test-vllm: $(VLLM)/.test
-	$(VLLM_PYTEST) -n 2 tests/vllm --deselect $(VLLM_COMPILED)
+	$(VLLM_PYTEST) -n 2 --dist loadgroup tests/vllm --deselect $(VLLM_COMPILED)
 
 test-vllm-compiled: $(VLLM)/.test  # compiles three compositions: minutes that the other tests do not need
 	$(VLLM_PYTEST) $(VLLM_COMPILED)

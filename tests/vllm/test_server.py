@@ -19,6 +19,8 @@ import torch
 from conftest import character_tokenizer
 from engines import CONTEXT, Composition, composition, transformers_says
 
+pytestmark = pytest.mark.xdist_group("server")  # one worker, so that it is started once
+
 KEY = "secret"
 OPTIONS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
 
