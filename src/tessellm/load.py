@@ -30,6 +30,9 @@ def load_model(
         own = recipe.rule if isinstance(recipe.rule, str) else recipe.rule.get("name")
         changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
         changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
+        wanted = next(iter(recipe.experts)) if only == "base" else only
+        if wanted in recipe.experts:
+            changes["experts"] = {wanted: recipe.experts[wanted]}
         return recipe.model_copy(update=changes).compose(Path(path).parent)
     return load(path, only=only, device_map=device, dtype=dtype or "auto")
 

@@ -13,6 +13,7 @@ import torch
 
 import tessellm
 from tessellm.compose import load_members
+from tessellm.errors import MemberError
 from tessellm.load import load_speaker, split_speaker
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.voices import Speakers
@@ -69,6 +70,27 @@ def test_of_a_saved_composition_no_other_expert_is_loaded(
     monkeypatch.setattr(import_module("tessellm.checkpoint.load"), "load_members", noting)
     found = load_speaker(f"{out}:{member}")
     assert (set(asked), list(found.members)) == (read, [member])
+
+
+@pytest.mark.parametrize(("member", "read"), [("base", 2), ("lora", 2), ("mth", 3)])
+def test_of_a_recipe_no_other_expert_is_loaded(
+    members_dir: Path, tmp_path: Path, member: str, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = {"math": str(members_dir / "math"), "lora": str(members_dir / "lora_math")}
+    (tmp_path / "recipe.json").write_text(json.dumps({"base": str(members_dir / "base"), "experts": experts}))
+    asked: list[str] = []
+
+    def noting(specs: Any, loading: Any) -> Any:
+        asked.extend(specs)
+        return load_members(specs, loading)
+
+    monkeypatch.setattr(import_module("tessellm.compose"), "load_members", noting)
+    if member == "mth":  # all of them are named
+        with pytest.raises(MemberError, match="did you mean 'math'"):
+            load_speaker(f"{tmp_path / 'recipe.json'}:mth")
+    else:
+        assert list(load_speaker(f"{tmp_path / 'recipe.json'}:{member}").members) == [member]
+    assert len(asked) == read
 
 
 def test_a_folder_with_a_colon_is_a_model(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_half_precision_stays_half(own_members: Path, tmp_path: Path, base_dtype
     model = tessellm.compose(own_members / "base", {"x": adapter}, dtype=base_dtype)
     assert own_bytes(model, "x") == size * (1 if base_dtype == "bfloat16" else 2)  # an adapter runs in its base's dtype
     model.save_pretrained(tmp_path / "out", self_contained=True)
+    assert read_needs(str(tmp_path / "out")).members[1].weight_bytes == own_bytes(model, "x")
     written = load_file(tmp_path / "out" / "members" / "x" / WEIGHTS)
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     for key, tensor in load_file(adapter / WEIGHTS).items():

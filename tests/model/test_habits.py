@@ -1,5 +1,6 @@
 """How experts act on usual prompts: what is measured, where there is nothing to measure, and what is saved of it."""
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -76,6 +77,19 @@ def test_without_a_chat_template_there_is_nothing_to_measure(chatting, tmp_path)
     sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), plain)) for seed in range(3)]
     model = tessellm.compose(sources[0], {"one": sources[1], "two": sources[2]}, rule="belief")
     assert model.rule.rule == Belief()
+
+
+@pytest.mark.parametrize("refused", ["true", "'capital' in messages[0]['content']"])
+def test_a_template_that_refuses_a_prompt_measures_nothing(tmp_path, refused):
+    """As those do that want a system prompt first."""
+    base, refusing = build_model(max_position_embeddings=512), character_tokenizer()
+    refusing.chat_template = (
+        f"{{% if {refused} %}}{{{{ raise_exception('no') }}}}{{% endif %}}" + refusing.chat_template
+    )
+    sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), refusing)) for seed in range(3)]
+    experts = {"one": sources[1], "two": sources[2]}
+    assert tessellm.compose(sources[0], experts, rule="belief").rule.rule == Belief()
+    assert tessellm.compose(sources[0], experts).rule.rule.name != "belief"
 
 
 def test_a_template_that_the_user_gives_says_where_answers_begin(tmp_path):

@@ -249,6 +249,8 @@ def _member_size(
     parameters, weight_bytes = _count(source, check(source, f"member {name!r}"), dtype)
     if kind == "full" and source.is_adapter and base is not None:  # merged into a model of its own when loaded
         parameters, weight_bytes = base.parameters, base.weight_bytes
+    elif source.is_adapter and base is not None and base.weight_bytes in (2 * base.parameters, 4 * base.parameters):
+        weight_bytes = parameters * base.weight_bytes // base.parameters  # it runs in its base's dtype
     config = load_config(base_source if source.is_adapter else source)
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None)

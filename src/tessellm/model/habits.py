@@ -98,7 +98,10 @@ def _in_chat(tokenizer: Any) -> list[list[int]]:
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return []
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    try:
+        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    except Exception:  # a template raises what it likes, where it wants other roles, say
+        return []
     return [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
 
 

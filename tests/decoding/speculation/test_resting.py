@@ -205,7 +205,7 @@ def test_refuses_rules_that_believe_nobody_and_blocks_without_tokens() -> None:
         with pytest.raises(EngineError, match="cannot rest in the host's memory"):
             Speculation(asked)
     for wrong in ("belief:0", "belief:", "belief:x", "belief:65", "none:1"):
-        with pytest.raises(EngineError, match="expected draft="):
+        with pytest.raises(EngineError, match="who drafts: expected 'lookup'"):
             Speculation(wrong)
     assert Speculation("belief").lengths(on_cpu=True) == (4, 8, 16)
     assert Speculation("belief:2").lengths(on_cpu=True) == (2,)

@@ -48,8 +48,8 @@ class Speculation:
         known = {"lookup": not colon, "none": not colon, "member": given, "belief": not colon or given.isdecimal()}
         if not known.get(kind) or (kind == "belief" and colon and not 1 <= int(given) <= LENGTHS[-1]):
             raise EngineError(
-                f"expected draft='lookup', 'member:NAME', 'belief', 'belief:N' (1 to {LENGTHS[-1]} tokens) or 'none'; "
-                f"got {self.draft!r}"
+                f"who drafts: expected 'lookup', 'member:NAME', 'belief', 'belief:N' (1 to {LENGTHS[-1]} tokens) or "
+                f"'none'; got {self.draft!r}"
             )
 
     def check(self, model: ComposedForCausalLM) -> None:
