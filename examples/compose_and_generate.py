@@ -1,6 +1,6 @@
 """Compose models that share a base and generate: python examples/compose_and_generate.py BASE EXPERT… --prompt TEXT
 
-Members are hub ids, folders, or folders of LoRA adapters. `make demo` leaves some in demo/members.
+Members are hub ids, folders, or folders of LoRA adapters. `tessellm demo letters` leaves some in demo/members.
 """
 
 from __future__ import annotations

@@ -94,6 +94,10 @@ class Steps:
         """Whether a step over the needed rows is faster than one over so many."""
         return needed < rows
 
+    def rows(self, needed: int) -> int:
+        """Count the rows that a pass runs which needs so many."""
+        return needed
+
     def cells(self, needed: int) -> int:
         """Count the cells that a pass reads which needs so many."""
         return min(self.context, needed)

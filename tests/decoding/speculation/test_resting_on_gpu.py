@@ -54,6 +54,17 @@ def test_long_drafts_write_what_all_members_awake_write(slots: int) -> None:
     assert engine.speculator.accepted > 100
 
 
+def test_no_draft_is_longer_than_the_kernels_take_with_all_rows_of_a_captured_pass() -> None:
+    model, engine = agreeing(1e-4, rule="belief"), resting(agreeing(1e-4, rule="belief"), 9)
+    steps: Any = engine.steps
+    steps.few_shapes = True  # five texts run as nine rows
+    given, asked = prompts(5, 20), Sampling(40, ignore_end=True)
+    assert texts(engine.generate(given, asked)) == texts(Engine(model, 5, speculation=NOBODY).generate(given, asked))
+    verified = {key[1:3] for key in steps.graphs if key[0] == "verify"}
+    assert {rows for rows, _ in verified} >= {9}
+    assert all(rows * (length + 1) <= GPU.most_rows for rows, length in verified)
+
+
 @pytest.mark.parametrize("members", [3, 9])
 def test_the_worst_case_by_the_model_of_the_cost(members: int) -> None:
     """Never more than 1.15 times the time of all awake, where every draft is wrong."""

@@ -96,7 +96,7 @@ class GraphSteps(Steps):
     def planned(self) -> Iterator[Callable[[], object]]:
         """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
         of a slot, and behind as much as it holds."""
-        rows = sorted({self._rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
+        rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
         cells = [min(SMALLEST_CELLS, self.context)]
         while cells[-1] < self.context:
             cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
@@ -136,14 +136,14 @@ class GraphSteps(Steps):
 
     def _replay_step(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
-        shape = self._rows(rows), self.cells(cells), choice
+        shape = self.rows(rows), self.cells(cells), choice
         if special is not None:
             self._step(*shape, special)
         else:
             self._replay("decode", self._step, *shape)
 
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-        self._replay(name, run, self._rows(rows), length, self.cells(cells), choice)
+        self._replay(name, run, self.rows(rows), length, self.cells(cells), choice)
 
     def ready(
         self,
@@ -158,13 +158,13 @@ class GraphSteps(Steps):
         """Capture passes of all lengths together, so that none is captured in the middle of a text. A draft is one
         graph replayed for each of its tokens."""
         most = max(lengths, default=0)
-        bucket = *drafting, most, self._rows(rows), self.cells(cells), self.cells(cells + most), choice
+        bucket = *drafting, most, self.rows(rows), self.cells(cells), self.cells(cells + most), choice
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
-            step = self._rows(rows), self.cells(cells), choice
+            step = self.rows(rows), self.cells(cells), choice
             seconds = {0: self._known("decode", self._step, *step)}
             for length in lengths:
-                many, reach = self._rows(rows), self.cells(cells + length)
+                many, reach = self.rows(rows), self.cells(cells + length)
                 seconds[length] = self._known("verify", verify, many, length, reach, choice)
                 seconds[length] += length * sum(
                     self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()
@@ -268,9 +268,9 @@ class GraphSteps(Steps):
         return self.transfers.get(buffer)
 
     def worth_moving(self, rows: int, needed: int) -> bool:
-        return self._rows(needed) < self._rows(rows)
+        return self.rows(needed) < self.rows(rows)
 
-    def _rows(self, needed: int) -> int:
+    def rows(self, needed: int) -> int:
         """Round up to a bucket of rows: powers of two; with few shapes 1, 4, 16, and powers of two from there on."""
         power = (needed - 1).bit_length()
         if self.few_shapes and power < 4:

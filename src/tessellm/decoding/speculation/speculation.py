@@ -66,7 +66,7 @@ class Speculator:
         """Run one pass: at least one token per request, and as many more as its draft had right. `special`: rows that
         are observed."""
         choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
-        rows = slots[-1] + 1
+        rows = self.steps.rows(slots[-1] + 1)
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
@@ -124,7 +124,7 @@ class Speculator:
         """Prepare every pass that prompts of up to so many tokens, and as many new ones, can meet; after the first
         text, which shows what state the rule has."""
         with torch.inference_mode():
-            for rows in range(1, len(self.drafts.room_S) + 1):
+            for rows in sorted({self.steps.rows(needed) for needed in range(1, len(self.drafts.room_S) + 1)}):
                 for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
                     self._ready(rows, cells, choice)
 

@@ -1,1 +1,1 @@
-"""What `tessellm demo` does: letters, from training to a composed checkpoint and a picture."""
+"""What `tessellm demo` does: five LoRA experts of a chat model, composed; or letters, from training on."""
