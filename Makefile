@@ -19,7 +19,7 @@ demo: $(VENV)/.demo
 test: lint types unit
 
 test-browser: $(VENV)/.browser
-	$(BIN)/pytest -m browser
+	$(BIN)/pytest -m browser tests/serve/test_playground_browser.py tests/diagnose/test_report_browser.py
 
 test-api: $(VENV)/.test  # thousands of requests made from the API's description
 	API_EXAMPLES=600 $(BIN)/pytest tests/serve/test_description.py

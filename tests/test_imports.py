@@ -165,9 +165,7 @@ def printed(code: str) -> str:
     [
         "import tessellm",
         "from transformers import AutoModelForCausalLM; import tessellm",
-        "import tessellm, importlib.util; importlib.util.find_spec('transformers')",
-        "import tessellm; from transformers.generation.utils import GenerationMixin",
-        "import tessellm.vocabulary",
+        "import tessellm, importlib.util as u; u.find_spec('transformers'); import transformers.generation.utils",
         "import tessellm.decoding.engine",
     ],
 )

@@ -63,7 +63,7 @@ def recipe(members_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.5, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1, 2, 4])
 def test_ctrl_c_is_one_line_whenever_it_comes(recipe: Path, seconds: float) -> None:
     command = [sys.executable, "-c", START, "generate", str(recipe), "-"]
     running = subprocess.Popen(
@@ -77,7 +77,7 @@ def test_ctrl_c_is_one_line_whenever_it_comes(recipe: Path, seconds: float) -> N
     assert (stdout, stderr, running.returncode) == (b"", b"interrupted\n", 130)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1, 3])
+@pytest.mark.parametrize("seconds", [0.1, 2])
 def test_ctrl_c_on_a_terminal(recipe: Path, seconds: float) -> None:
     pid, terminal = pty.fork()
     if not pid:

@@ -63,8 +63,7 @@ def check_clean(model: Any, requests: list[Any]) -> None:
     assert not unexcused(model, [request for request in fine if DAMAGED not in request.tokens])
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
-@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+@pytest.mark.parametrize(("stacked", "rule"), [(False, "evidence"), (True, "product")], ids=["apart", "stacked"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "adapters"])
 def test_nothing_of_a_broken_sequence_is_read_again(kind: str, stacked: bool, rule: str, tmp_path: Path) -> None:
     """Requests of all lengths after it in the same slots, beside it in the same pass, and as it fails halfway."""
@@ -112,6 +111,11 @@ def test_a_voice_that_does_not_hear_the_broken_member_goes_on_alone(tmp_path: Pa
         engine.step()
     written = model.member("a").generate(torch.tensor([text]), max_new_tokens=6, min_new_tokens=6, do_sample=False)
     assert request.tokens == written[0, len(text) :].tolist()
+    check_clean(model, engine.generate([*clean_prompts(8, 40), text[:30] + [9] * 30], NEW))
+    cancelled = engine.submit(text, NEW, voice)
+    while not cancelled.tokens:
+        engine.step()
+    engine.cancel(cancelled)
     check_clean(model, engine.generate([*clean_prompts(8, 40), text[:30] + [9] * 30], NEW))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tessellm.rules.base import BaseRule
 from conftest import build_model, perturbed
 from decoding_cases import composition, prompts
 from host_graphs import REFUSAL, FixedPromptPace, captured
+from speculation_cases import agreeing
 
 WAYS = [
     Sampling(9, ignore_end=True),
@@ -218,3 +221,18 @@ def test_a_rule_that_cannot_be_compiled_runs_as_it_is(traced: None, caplog: pyte
         found = engine.generate([[5, 6, 7]], WAYS[0])
     assert found[0].tokens == Engine(model, slots=1, context=90).generate([[5, 6, 7]], WAYS[0])[0].tokens
     assert [r.getMessage()[:35] for r in caplog.records] == ["the rule 'host' runs uncompiled, wh"]
+
+
+@pytest.mark.parametrize("run", [lambda engine: engine, captured])
+def test_an_engine_that_is_dropped_leaves_its_caches_at_once(run: Any) -> None:
+    """They are gigabytes: nothing waits for the garbage collector."""
+    engine = run(Engine(agreeing(), slots=2))
+    engine.generate(prompts(2, 20), Sampling(4, ignore_end=True))
+    left = [weakref.ref(group.cache) for group in engine.steps.work.groups]
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert not any(each() for each in left)
+    finally:
+        gc.enable()

@@ -104,14 +104,11 @@ def without_times(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600)  # a busy machine
-@pytest.mark.parametrize("seed", [0])
-def test_a_run_over_all_four_tasks_that_is_killed_ends_with_the_same_table(
-    recipe: Path, tmp_path: Path, seed: int
-) -> None:
+def test_a_run_over_two_tasks_that_is_killed_ends_with_the_same_table(recipe: Path, tmp_path: Path) -> None:
     """SIGKILL at random points: while texts are written, while code is judged, while members are merged."""
-    arguments = ["evaluate", recipe, "--tasks", "gsm8k,math,humaneval,mbpp", "--data", DATA, "--columns", "composition"]
+    arguments = ["evaluate", recipe, "--tasks", "math,humaneval", "--data", DATA, "--columns", "composition"]
     arguments += ["--merges", "ties", "--strengths", "0.5"]
-    command = [sys.executable, Path(__file__).with_name("killed.py"), seed, 5, tmp_path, *arguments]
+    command = [sys.executable, Path(__file__).with_name("killed.py"), 0, 4, tmp_path, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=580, check=False, env=environment

@@ -89,14 +89,13 @@ def test_a_composition_runs_end_to_end(name: str, model: Any) -> None:
     assert all(problem.prompt_tokens > 100 for problem in outcome.problems)
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "arc_easy"])
-def test_data_that_cannot_be_reached_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_cannot_be_reached_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(PromptError, match=rf"the data of the task '{name}' cannot be reached .* --data FOLDER"):
-        make_task(name)
+    with pytest.raises(PromptError, match=r"the data of the task 'gsm8k' cannot be reached .* --data FOLDER"):
+        make_task("gsm8k")
 
 
 def test_bad_data_is_named(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from engines import FAMILIES, assert_same, composition, engine, prompts, transformers_says, vllm_says
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "rule"), [*((each, "evidence") for each in FAMILIES), ("lora", "product")])
 def test_same_tokens_and_logprobs(family: str, rule: str, tmp_path: Path) -> None:
     composed = composition(tmp_path, family, rule)
     asked = prompts()

@@ -99,6 +99,7 @@ class Engine:
         self.waiting.append(request)
         return request
 
+    @torch.inference_mode()
     def cancel(self, request: Request) -> None:
         """Drop a request; its slot is free at once."""
         if not request.done:

@@ -153,8 +153,7 @@ def test_whatever_the_compiler_fails_with_the_rule_goes_on(monkeypatch: pytest.M
     compiled_rule._shared.cache_clear()
 
 
-@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
-@pytest.mark.parametrize("warmth", [0.0, 1.0])
+@pytest.mark.parametrize(("rule", "warmth"), [("belief", 0.0), ("evidence", 1.0), ("product", 0.0)])
 def test_drafts_read_token_by_token_use_what_was_compiled_for_steps(
     rule: str, warmth: float, traced: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

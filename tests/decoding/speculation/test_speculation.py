@@ -31,15 +31,17 @@ def warm(count: int) -> list[Sampling]:
     return [Sampling(3 + i, (0.0, 0.7, 1.0)[i % 3], (1.0, 0.9)[i % 2], seed=i) for i in range(count)]
 
 
-@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [*((kind, "belief") for kind in KINDS), *itertools.product(["adapters", "both"], ["evidence", "product"])],
+)
 def test_writes_what_the_engine_writes_without(kind: str, rule: str, tmp_path: Path) -> None:
     model = composition(kind, tmp_path, rule=rule)
     stacked = rule == "product"
     asked, given = [*greedy(8), *warm(8)], prompts(16, 70)
     expected = stacked_engine(model, stacked, slots=16).generate(given, asked)
     expert = list(model.members)[-1]
-    for slots, draft in ((1, "lookup"), (4, f"member:{expert}"), (16, "lookup"), (16, "member:base")):
+    for slots, draft in ((1, "lookup"), (4, f"member:{expert}"), (16, "member:base")):
         with stacking(stacked):
             engine = drafting(model, slots, draft, 5)
         found = engine.generate(given, asked)

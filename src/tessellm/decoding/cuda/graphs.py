@@ -45,7 +45,8 @@ class GraphSteps(Steps):
 
     def __init__(self, work: Workspace, context: int, few_shapes: bool):
         super().__init__(work, context)
-        self._step, self.decode = self.decode, self._replay_step
+        self._step = self.decode
+        del self.decode  # the method below instead: kept here, it would keep this and its caches alive
         self.few_shapes = few_shapes
         self.capture_seconds: dict[GraphKey, float] = {}  # the host's, to prepare a pass, compiling included
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
@@ -134,7 +135,7 @@ class GraphSteps(Steps):
     def _prompt_cells(self, part: PromptRows) -> int:
         return self.context if self.prompts.any_cells else self.cells(part.stop)
 
-    def _replay_step(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
+    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
         """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
         shape = self.rows(rows), self.cells(cells), choice
         if special is not None:

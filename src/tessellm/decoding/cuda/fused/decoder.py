@@ -51,7 +51,11 @@ class FusedDecoder:
         )
         self.shared = self.head.shared
         self._kept = members
-        self.reads_prompts, self.read = True, PromptPass(self)  # False: the modules do
+        self.reads_prompts = True  # False: the modules do
+
+    def read(self, token_MBT: Tensor, position_BT: Tensor, slot_B: Tensor, keep: int) -> Tensor:
+        """Compute logits of the last `keep` tokens of prompts in any slots: [members, rows, keep, vocabulary]."""
+        return PromptPass(self)(token_MBT, position_BT, slot_B, keep)
 
     def _layer(self, layers: Sequence[Any]) -> dict[str, Any]:
         post = self.architecture.post_norms
