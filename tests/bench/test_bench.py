@@ -11,7 +11,7 @@ import torch
 
 import tessellm
 from tessellm.bench.loops import Loop
-from tessellm.bench.measure import Case, bandwidth, bytes_a_step, engine_steps, measure
+from tessellm.bench.measure import Case, bandwidth, bytes_a_step, engine_steps, measure, random_prompts
 from tessellm.bench.models import first_experts, random_composition
 from tessellm.bench.plan import cases
 from tessellm.decoding.engine import Engine
@@ -153,3 +153,11 @@ def test_what_was_written_while_members_rested_is_counted_and_compared(cli: Any,
     assert 0 <= row["accepted"] <= 1
     assert row["drafted"] > 0
     assert f"of {row['drafted']:,} tokens accepted, 100% of the texts the same" in " ".join(ran.err.split())
+
+
+def test_belief_reads_random_prompts_as_in_a_chat() -> None:
+    model: Any = random_composition("llama-tiny", 2, rule="belief")
+    (row,) = random_prompts(model, [300])
+    assert len(row) == 300
+    assert model.rule.rule.is_asked(torch.tensor([row]))
+    assert model.rule.rule.reads_from(row, 299) == 299 - model.rule.rule.window

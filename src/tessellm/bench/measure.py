@@ -22,6 +22,7 @@ from ..decoding.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
 from .loops import Loop
+from .models import TURN
 
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 28}  # bytes
 
@@ -68,7 +69,7 @@ def bytes_a_step(model: ComposedForCausalLM) -> int:
 def random_prompts(model: ComposedForCausalLM, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     generator, size = torch.Generator().manual_seed(seed), model.config.vocab_size
     first = 3 if size > 3 else 0  # ids before are mostly special tokens
-    return [torch.randint(first, size, (n,), generator=generator).tolist() for n in lengths]
+    return [[*torch.randint(first, size, (n - 1,), generator=generator).tolist(), TURN % size] for n in lengths]
 
 
 class Timed(NamedTuple):

@@ -19,8 +19,10 @@ from ..errors import EngineError, nearest
 from ..members.adapters import share
 from ..model import ComposedForCausalLM
 from ..rules import FunctionRule, first_member
+from ..rules.belief import NUMBERS, Belief
 
 RANK = 16
+TURN = 5  # the token that random prompts end with: `belief` reads them as it reads prompts in a chat
 KINDS = ("full", "lora")
 SHAPES: dict[str, Callable[[], Any]] = {
     "gemma-2-2b": lambda: Gemma2Config(eos_token_id=1),
@@ -75,7 +77,9 @@ def random_composition(
     torch.manual_seed(seed)
     base = _random_model(shape, device, dtype, layers)
     make = {"full": lambda: _random_model(shape, device, dtype, layers), "lora": lambda: with_deltas(base)}[kind]
-    return compose(base, {f"expert{n}": make() for n in range(1, experts + 1)}, rule=rule)
+    habits = [[0.0] * NUMBERS + [1.0] * NUMBERS] * experts
+    told = Belief(habits, turn=(TURN,)) if rule == Belief.name else rule
+    return compose(base, {f"expert{n}": make() for n in range(1, experts + 1)}, rule=told)
 
 
 def _random_model(shape: str, device: str, dtype: torch.dtype, layers: int | None) -> PreTrainedModel:
