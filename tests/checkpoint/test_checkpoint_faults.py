@@ -167,6 +167,25 @@ def test_a_process_killed_while_saving_leaves_the_old_composition(members_dir: P
     assert listing(tmp_path) == before
 
 
+KILLED_WHILE_TUNING = """
+import os, sys, tessellm.checkpoint.card
+tessellm.checkpoint.card.model_card = lambda *_: os.kill(os.getpid(), 9)
+from tessellm.cli import main
+main()
+"""
+
+
+def test_a_process_killed_while_tuning_leaves_nothing_that_loads(members_dir: Path, tmp_path: Path) -> None:
+    model = save("linked", members_dir, tmp_path / "out")
+    (tmp_path / "texts.txt").write_text("\n".join(f"abc {n} def" for n in range(8)) + "\n")
+    command = [sys.executable, "-c", KILLED_WHILE_TUNING, "tune", "out", "texts.txt", "--save", "tuned"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert not (tmp_path / "tuned").exists()
+    model.save_pretrained(tmp_path / "tuned")  # clears what the killed process left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts.txt", "tuned"]
+
+
 def test_ctrl_c_while_saving_leaves_nothing(members_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = composed(members_dir)
     monkeypatch.setattr("tessellm.checkpoint.card.model_card", press_ctrl_c)

@@ -303,6 +303,22 @@ def test_a_full_disk(cli: Any, prepared: Path, tmp_path: Path, monkeypatch: pyte
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments", ["compose recipe.yaml -o /sys/out", "diagnose out prompts.txt --max-new-tokens 2 -o /sys/report.html"]
+)
+def test_where_nothing_can_be_written(
+    cli: Any, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "here"))
+    Path("prompts.txt").write_text("abc\n")
+    assert cli("compose", "recipe.yaml", "-o", "out").code == 0
+    ran = cli(*arguments.split())
+    assert ran.code == 2
+    assert "not permitted" in ran.err or "Permission denied" in ran.err or "Read-only" in ran.err
+    assert "/sys/" in ran.err
+    assert "Traceback" not in ran.err
+
+
 def test_members_with_different_end_tokens_are_composed_with_a_note(
     cli: Any, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

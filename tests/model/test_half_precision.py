@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import tessellm
+from tessellm.decoding.engine import Engine
+from tessellm.decoding.sampling import Sampling
 from tessellm.rules import product
 
 ADAPTERS = Path(__file__).parents[2] / "adapters" / "smollm2"
@@ -30,12 +32,19 @@ pytestmark = [
 ]
 
 
+def composed(dtype: str) -> Any:
+    return tessellm.compose("smollm2", {name: ADAPTERS / name for name in EXPERTS}, rule="product", dtype=dtype)
+
+
 @pytest.fixture(scope="module")
-def laws() -> dict[str, list[Tensor]]:
+def full() -> Any:
+    return composed("float32")
+
+
+@pytest.fixture(scope="module")
+def laws(full: Any) -> dict[str, list[Tensor]]:
     """The members' log-probabilities [M, T, V] of the texts: in float32, in bfloat16, and with rounded logits."""
-    experts = {name: ADAPTERS / name for name in EXPERTS}
-    full: Any = tessellm.compose("smollm2", experts, rule="product", dtype="float32")
-    half: Any = tessellm.compose("smollm2", experts, rule="product", dtype="bfloat16")
+    half = composed("bfloat16")
     found: dict[str, list[Tensor]] = {"full": [], "half": [], "rounded": []}
     for prompt, answer in TEXTS:
         asked = full.tokenizer.apply_chat_template(
@@ -72,3 +81,12 @@ def test_bfloat16_is_within_its_bounds_of_float32(laws: dict[str, list[Tensor]])
 def test_logits_that_leave_the_head_in_float32_bring_it_nearer(laws: dict[str, list[Tensor]]) -> None:
     """By how much depends on the processor: what layers round on the way is 4 to 30 % less than all of it."""
     assert off(laws, "half", [1, 2, 3])[0] < off(laws, "rounded", [1, 2, 3])[0]
+
+
+def test_in_float32_every_engine_and_batch_writes_the_same(full: Any) -> None:
+    rows = [full.tokenizer(prompt).input_ids for prompt, _ in TEXTS]
+    greedy: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    written = [full.generate(torch.tensor([row]), **greedy)[0, len(row) :].tolist() for row in rows]
+    for slots in (1, 3):
+        requests = Engine(full, slots=slots).generate(rows, Sampling(12, ignore_end=True))
+        assert [request.tokens for request in requests] == written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import tessellm
 from tessellm.decoding.speculation import Speculation
 from tessellm.serve import server
+from tessellm.serve.refusals import Refusal
 from tessellm.serve.schema import CompletionRequest
 from tessellm.serve.service import Service
 from tessellm.serve.settings import Settings
@@ -26,20 +28,30 @@ PROMPT = "what is 2+2?"
 bloom = pytest.fixture(scope="module")(decoding_cases.bloom)
 
 
-def answers(service: Service, *asked: dict[str, Any]) -> list[Any]:
-    """To all of them at once."""
+def in_rounds(service: Service, *rounds: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """To all of a round at once; what a request is refused with stands in its place."""
 
     async def one(request: CompletionRequest) -> Any:
         return await service.whole(await service.complete(request))
 
-    async def main() -> list[Any]:
+    async def main() -> list[list[Any]]:
         service.scheduler.start(asyncio.get_running_loop())
         try:
-            return await asyncio.gather(*(one(CompletionRequest(**request)) for request in asked))
+            return [
+                await asyncio.gather(*(one(CompletionRequest(**each)) for each in asked), return_exceptions=True)
+                for asked in rounds
+            ]
         finally:
             service.scheduler.stop()
 
     return asyncio.run(main())
+
+
+def answers(service: Service, *asked: dict[str, Any]) -> list[Any]:
+    """To all of them at once; none is refused."""
+    (found,) = in_rounds(service, asked)
+    assert not any(isinstance(each, Exception) for each in found), found
+    return found
 
 
 def test_what_the_fast_path_refuses_is_served_plainly(bloom: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -71,6 +83,25 @@ def test_members_as_they_are_write_what_the_fast_path_writes(composed: tuple[Any
     ]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 4
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_request_that_meets_a_broken_member_fails_alone(plain: bool) -> None:
+    base = build_model("llama", tie_word_embeddings=False)
+    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    model.tokenizer = character_tokenizer()
+    options = {"model": "tiny", "max_tokens": 6, "temperature": 0}
+    clean = [{**options, "prompt": f"abc {n}"} for n in range(12)]
+    expected = [answer.choices[0].text for answer in answers(Service(model, "tiny", Settings(slots=2)), *clean)]
+    letter = next(each for each in "ABCDEFG" if each not in "".join(expected))
+    with torch.no_grad():
+        model.member("b").get_input_embeddings().weight[model.tokenizer.convert_tokens_to_ids(letter)] = torch.nan
+    bad = {**options, "prompt": "abc " * 9 + letter + " abc"}
+    service = Service(model, "tiny", Settings(slots=2, plain=plain))
+    for first, *others in in_rounds(service, [bad, *clean], [bad], [bad, *clean]):
+        assert isinstance(first, Refusal)
+        assert "member 'b' computes NaN" in str(first)
+        assert [answer.choices[0].text for answer in others] == expected[: len(others)]
 
 
 def test_the_command_line_can_ask_for_members_as_they_are(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,17 @@ def test_weights_that_solve_the_problems_are_found(folder: Path) -> None:
     assert model.config.weights == (1.0, 1.0)  # the model itself is left as it was
 
 
+@pytest.mark.parametrize(("rules", "kept"), [((), True), (("evidence",), False)])
+def test_what_is_worse_held_out_is_not_taken(folder: Path, rules: tuple[str, ...], kept: bool) -> None:
+    model = tessellm.compose(folder / "base", {name: folder / name for name in ("math", "coding")}, rule="product")
+    search = Search(model, Runner(folder / "data"), ["gsm8k"], Part(4))
+    as_it_is = search.trial("product", (1.0, 1.0))
+    search.held_out = lambda trial: {"gsm8k": [float(trial == as_it_is)]}  # type: ignore[method-assign]
+    tuning = tune_by_score(search, (1.25,), rules)
+    assert (tuning.held_out_before, tuning.held_out_after) == (1.0, float(kept))
+    assert ((tuning.rule, tuning.weights) == ("product", {"math": 1.0, "coding": 1.0})) == kept
+
+
 def test_the_command_goes_on_after_a_stop_and_saves_what_it_found(cli: Any, folder: Path, tmp_path: Path) -> None:
     arguments = ("tune", folder / "recipe.yaml", "--tasks", "gsm8k", "--data", folder / "data", "--try-weights", "1.25")
     arguments += ("--develop", 3, "--held-out", 0, "-o", tmp_path / "out", "--json", tmp_path / "tuning.json")

@@ -1,7 +1,8 @@
 """What to do, in words that follow from the numbers: at most five findings, the gravest first.
 
-Each says what was seen, on which tokens, and what was measured to help or not to: no action is advised that was not
-tried on the texts, and what it loses is told with what it wins. Nothing is said that does not hold of the rule in use.
+Each says what was seen, on which tokens, and what was measured to help or not to: no change of rule or weights is
+advised that was not tried on the texts, and what it loses is told with what it wins. An expert that nobody hears, and
+texts that are too few to tell, need no trial. Nothing is said that does not hold of the rule in use.
 """
 
 from __future__ import annotations

@@ -93,11 +93,23 @@ def load_model(file: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """Load the model with plain weights; return it and transformers' report of missing tensors."""
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(file.parent, gguf_file=file.name, output_loading_info=True, **_dequantised(), **options)
+    forget(model)
+    return model, report
+
+
+def is_dequantised(model: Any) -> bool:
+    """Whether a loaded model came from such a file and has plain weights."""
+    return getattr(model, "quantization_method", None) == "gguf" and all(
+        p.is_floating_point() for p in model.parameters()
+    )
+
+
+def forget(model: Any) -> None:
+    """Let a model with plain weights no longer say that they are quantised: it would not be saved."""
     for configured in (model.config, model.config.get_text_config(decoder=True)):
         vars(configured).pop("quantization_config", None)
     for left in ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_8bit", "is_loaded_in_4bit"):
         vars(model).pop(left, None)
-    return model, report
 
 
 def _dequantised() -> dict[str, Any]:

@@ -99,7 +99,10 @@ def _take_loaded(name: str, spec: MemberSpec, model: Any, base: Member | None) -
         raise MemberError(f"member {name!r}: expected a causal language model; got {type(model).__name__}")
     if base is not None and adapters.has_adapters(model):
         raise MemberError(f"member {name!r}: an adapter is inside this model. Give the PeftModel, or its folder")
-    return Member(name, adapters.without_adapters(model, name), spec, None)
+    own = adapters.without_adapters(model, name)
+    if gguf_files.is_dequantised(own):
+        gguf_files.forget(own)
+    return Member(name, own, spec, None)
 
 
 def _load_gguf(name: str, spec: MemberSpec, source: Source, loading: Loading) -> Member:

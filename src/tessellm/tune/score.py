@@ -112,14 +112,18 @@ class Search:
 def tune_by_score(
     search: Search, values: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5), rules: Sequence[str] = ()
 ) -> ScoreTuning:
-    """Find the best of the rules (the composition's own, if none is given), each with its best weights."""
+    """Find the best of the rules (the composition's own, if none is given), each with its best weights; where it is
+    worse than the composition as it is on the problems held out, and that may stay, it stays."""
     model = search.model
     own = model.config.rule["name"]
     start = search.trial(own, model.config.weights)
     found = [search.climb(rule, values) for rule in rules or (own,)]
-    best = max([start, *found] if own in (rules or (own,)) else found, key=lambda trial: trial.score)
+    may_stay = own in (rules or (own,))
+    best = max([start, *found] if may_stay else found, key=lambda trial: trial.score)
     counts, sizes = search.tuned_on, {task: len(found.places) for task, found in search.development.items()}
     before, after = ({}, {}) if counts == sizes else (search.held_out(trial) for trial in (start, best))
+    if after and may_stay and _mean(after) < _mean(before):
+        best, after = start, before
     return ScoreTuning(
         rule=best.rule,
         weights=best.weights,
