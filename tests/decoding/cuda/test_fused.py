@@ -276,3 +276,20 @@ def test_a_token_that_a_member_cannot_read_spoils_none_before_it(tmp_path: Path)
     assert found[1, 0, 1].isnan().all()
     assert found[[0, 2], 0, 1].isfinite().all()
     assert found[:, 1].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # the interpreter's arrays
+@torch.no_grad()
+def test_a_token_over_which_a_member_overflows_spoils_no_other_row(tmp_path: Path) -> None:
+    composed = composition("llama", tmp_path, layers=2).half()
+    group, fused = grouped(composed, 2, 64)
+    feed(group, [9, 9])
+    broken = composed.member("e1")
+    broken.get_input_embeddings().weight[7] = 65504  # the largest number there is
+    broken.model.layers[0].mlp.down_proj.weight *= 400
+    found = fused(torch.tensor([[[7], [8]]]).expand(3, 2, 1), torch.tensor([[9], [9]]), 64)
+    assert not found[1, 0, 0].isfinite().all()
+    assert found[[0, 2]].isfinite().all()
+    after = fused(torch.tensor([[[5], [5]]]).expand(3, 2, 1), torch.tensor([[9], [10]]), 64)  # in the same cells
+    assert after[[0, 2]].isfinite().all()
+    assert after[1, 0].isfinite().all()
