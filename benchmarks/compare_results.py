@@ -15,21 +15,17 @@ from typing import Any
 
 
 def claims(path: Path) -> dict[str, dict[str, Any]]:
-    """The claims of a result, by their ids."""
-    return {claim["id"]: claim for claim in json.loads(path.read_text()).get("claims", [])}
+    """The claims of a result, by their ids; none where there is no such file."""
+    return {claim["id"]: claim for claim in json.loads(path.read_text()).get("claims", [])} if path.exists() else {}
 
 
-def differences(before: Path, after: Path) -> dict[str, list[str]]:
-    """What differs, per result of the folder before; a result that is gone differs in all of its claims."""
-    found = {}
-    for path in sorted(before.glob("*.json")):
-        old, new = claims(path), claims(after / path.name) if (after / path.name).exists() else {}
-        found[path.stem] = [
-            f"{name}: {_said(claim)} → {_said(new[name]) if name in new else 'gone'}"
-            for name, claim in old.items()
-            if name not in new or _said(claim) != _said(new[name])
-        ]
-    return found
+def differences(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> list[str]:
+    """What differs of a result's claims, or is gone."""
+    return [
+        f"{name}: {_said(claim)} → {_said(new[name]) if name in new else 'gone'}"
+        for name, claim in old.items()
+        if name not in new or _said(claim) != _said(new[name])
+    ]
 
 
 def _said(claim: dict[str, Any]) -> str:
@@ -44,14 +40,15 @@ def main(arguments: list[str] | None = None) -> int:
     for folder in (given.before, given.after):
         if not list(folder.glob("*.json")):
             parser.error(f"{folder} has no results; expected JSON files that `tessellm reproduce … -o FOLDER` writes")
-    found = differences(given.before, given.after)
-    for name, lines in found.items():
-        old = claims(given.before / f"{name}.json")
-        new = claims(given.after / f"{name}.json") if (given.after / f"{name}.json").exists() else {}
-        print(f"{name}: {len(old)} claims, {len(lines)} differ, {len(new.keys() - old.keys())} came new")
+    same = True
+    for path in sorted(given.before.glob("*.json")):
+        old, new = claims(path), claims(given.after / path.name)
+        lines = differences(old, new)
+        same = same and not lines
+        print(f"{path.stem}: {len(old)} claims, {len(lines)} differ, {len(new.keys() - old.keys())} came new")
         for line in lines:
             print(f"  {line}")
-    return int(any(found.values()))
+    return 0 if same else 1
 
 
 if __name__ == "__main__":

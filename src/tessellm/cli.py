@@ -6,6 +6,7 @@ command runs.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -24,6 +25,7 @@ GARBAGE = 100_000  # objects between two looks for garbage: the libraries' impor
 def main() -> None:
     """Run a command. Errors of ours become one message and exit code 2."""
     gc.set_threshold(GARBAGE)
+    atexit.register(_leave)
     hear_ctrl_c()
     before = signal.signal(signal.SIGTERM, _ended)
     prepare_streams()
@@ -37,8 +39,6 @@ def main() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is done: nothing is left to interrupt
-        if "triton" not in sys.modules:  # whose bindings would call it a leak
-            gc.freeze()  # what is left goes with the process: the interpreter need not look through it at its end
 
 
 def _run() -> None:
@@ -100,6 +100,12 @@ def _be_quiet() -> None:
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
         huggingface_hub.utils.disable_progress_bars()
+
+
+def _leave() -> None:
+    """What is left goes with the process: the interpreter need not look through it for garbage at its end."""
+    if "triton" not in sys.modules:  # whose bindings would call it a leak
+        gc.freeze()
 
 
 def _ended(number: int, _: object) -> None:

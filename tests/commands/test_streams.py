@@ -43,6 +43,7 @@ def ran(folder: Path, *arguments: object, shell: str = '"$@"', **environment: st
     "arguments",
     [
         "compose recipe.yaml -o é",
+        "inspect out",
         "diagnose out prompts.txt --max-new-tokens 4",
         "generate out é --max-new-tokens 4 --trace",
         "reproduce --list",
@@ -113,11 +114,12 @@ def on_terminal(folder: Path, *arguments: object) -> str:
     return shown.decode()
 
 
-def test_a_terminal_is_shown_no_escape_sequence(folder: Path, tmp_path: Path) -> None:
+def test_a_terminal_is_shown_no_escape_sequence(cli: Callable[..., Any], folder: Path) -> None:
     shown = on_terminal(folder, "generate", "out", "--file", "prompts.txt", "--max-new-tokens", 3, "--json", "a.json")
     assert "a␛]0;title␇b" in shown
     assert "\x1b]" not in shown
     assert ESCAPE in [each["prompt"] for each in json.loads((folder / "a.json").read_text())]
+    assert ESCAPE in cli("generate", folder / "out", "--file", folder / "prompts.txt", "--max-new-tokens", 3).out
     wrong = on_terminal(folder, "inspect", f"./{ESCAPE}")
     assert "␛" in wrong
     assert "\x1b]" not in wrong
