@@ -2,7 +2,7 @@
 
     python benchmarks/real_prediction.py        ten minutes on one core; needs the extra smollm2
 
-Reads the texts that results/real.json and results/real-bfloat16.json show of each rule (two per task), by the
+Reads the texts that results/real.json and results/real-trainings.json show of each rule (two per task), by the
 repository's adapters, and compares two predictions with the shares measured on all prompts: the score that was frozen
 on small models, the chance that a whole text is right, and that chance per token, since answers of one task are longer
 than those of another. Writes results/real-prediction.json.
@@ -35,7 +35,7 @@ from tessellm.model import ComposedForCausalLM
 from tessellm.text.chat import Chat
 from tessellm.text.options import TextOptions
 
-FILES = ("real", "real-bfloat16")
+FILES = ("real", "real-trainings")
 RULES: dict[str, Any] = {rule_title(rule): rule for rule in ("belief", "evidence", "product")}
 RULES[STYLED] = {"name": "belief", "styles": [2]}
 BLEND = "one LoRA on the blend"

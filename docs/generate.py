@@ -33,7 +33,7 @@ FOLDERS = {
 
 HEADLINES = {  # (result, claim): the README's ten rows, in a user's words
     ("real", "five-shares"): "five real LoRA experts at once: mean share of their scores; of merges, Arrow, a router",
-    ("real", "five-write-math"): "the same, the skill that suffers most, math: share of the expert's score",
+    ("real", "five-write-math"): "the same, math: share of the expert's score",
     ("real", "five-read-plain"): "the same, text that concerns no expert: nats per token over the base's",
     ("many-experts", "thirteen"): "13 experts at once: worst share right, rule `evidence`",
     ("many-experts", "collapse"): "13 experts at once: best share right, Eq. 2 (`product`)",

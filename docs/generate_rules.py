@@ -12,6 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, IMAGES, RESULTS = ROOT / "docs", ROOT / "docs" / "images", ROOT / "results"
+OTHERS = "real-trainings"  # a run with adapters that are not kept
+PARTS = ("first", "second", "right")  # of two requests
 FIGURES = ("skills.png", "many-experts.png", "real.png", "belief-constants.png")
 RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
 MERGES = ("task-arithmetic", "ties", "dare")
@@ -151,7 +153,8 @@ def real_read(result: str) -> Iterator[str]:
 
 def real_blends() -> Iterator[str]:
     """What was asked for with capitals: a row per column, a column per blend."""
-    sets = {name: table for name, table in load("real")["tables"]["sets"].items() if name.endswith("+capitals")}
+    measured = load(OTHERS)["tables"]["sets"]
+    sets = {name: table for name, table in measured.items() if name.endswith("+capitals")}
     yield row("right without case · share of capitals", *sets)
     yield row(*["---"] * (1 + len(sets)))
     kinds = {name: kind for table in sets.values() for name, kind in table["columns"].items() if kind != "expert"}
@@ -168,14 +171,34 @@ def real_others() -> Iterator[str]:
     """The default beside each skill's own expert in other sets: a row per set and skill."""
     yield row("set", "skill", "the expert", "the default", "share, 95 %", "nats over the expert's")
     yield row(*["---"] * 6)
-    for name in ("twins", "six-other", "six", "math+code"):
-        for task, cells in load("real")["tables"]["sets"].get(name, {"tasks": {}})["tasks"].items():
+    for name, result in (("six", "real"), ("math+code", "real"), ("six-other", OTHERS), ("twins", OTHERS)):
+        for task, cells in load(result)["tables"]["sets"][name]["tasks"].items():
             own, ours = cells.get(task, cells.get("base", {})), cells.get("belief (default)", {})
             scores = [f"{cell['right']['mean']:.3f}" if "right" in cell else "" for cell in (own, ours)]
             share = "{mean:.2f} ({low:.2f} to {high:.2f})".format(**ours["share"]) if "share" in ours else ""
             read = f"{ours['nats'] / own['nats']:.4f}" if "nats" in ours and "nats" in own else ""
             if any([*scores, read]):
                 yield row(name, task, *scores, share, read)
+
+
+def real_costs() -> Iterator[str]:
+    """What columns cost, over the base alone."""
+    over = " over the base's"
+    yield row("", "ms per token", "over the base's", "GB", "over the base's")
+    yield row(*["---"] * 5)
+    for name, cost in load("real")["tables"]["costs"].items():
+        ms, size = (f"{cost[what + over]:.1f}" for what in ("ms per token", "bytes"))
+        yield row(name, f"{cost['ms per token']:.2f}", ms, f"{cost['bytes'] / 1e9:.1f}", size)
+
+
+def real_two() -> Iterator[str]:
+    """Two requests in one prompt: what was found of each, by column."""
+    tasks = load("real")["tables"]["sets"]["two requests"]["tasks"]
+    yield row("first right · second right · both", *tasks)
+    yield row(*["---"] * (1 + len(tasks)))
+    for name in next(iter(tasks.values())):
+        cells = [cells[name] for cells in tasks.values()]
+        yield row(name, *(" · ".join(f"{cell[part]['mean']:.2f}" for part in PARTS) for cell in cells))
 
 
 BLOCKS = {
@@ -187,6 +210,8 @@ BLOCKS = {
         "read-bfloat16": lambda: real_read("real-bfloat16"),
         "blends": real_blends,
         "others": real_others,
+        "costs": real_costs,
+        "two": real_two,
     },
     "rules-evidence.md": {
         "claims": claims,
