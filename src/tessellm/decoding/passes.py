@@ -172,10 +172,8 @@ def read_in_blocks(
     assert read is not None
     fresh = work.states.fresh(work.voice, lambda: _nothing_read(rule, logits_M, token_BT))
     said, broken, after = [], [], []
-    for b, row in enumerate(slice(b, b + 1) for b in range(len(token_BT))):
-        before = fresh
-        if state is not None:
-            before = type(state)(*(laid_out(each[row], like) for each, like in zip(state, fresh, strict=True)))
+    for b, before in enumerate(states_by_text(work, logits_M, token_BT, state)):
+        row = slice(b, b + 1)
         broken_1M = torch.zeros_like(work.slots.broken_SM[:1])
         for start in range(steps % READ_ROWS - READ_ROWS, steps, READ_ROWS):
             at = slice(max(start, 0), start + READ_ROWS)
@@ -192,6 +190,18 @@ def read_in_blocks(
     if fresh is not None:
         work.states.write(work.voice, slot_B, type(fresh)(*(torch.cat(each) for each in zip(*after, strict=True))))
     return torch.cat(said), torch.cat(broken)
+
+
+def states_by_text(work: Workspace, logits_M: Sequence[Tensor], token_BT: Tensor, state: Any) -> list[Any]:
+    """Take the state of each text apart; all lie in memory as one of which nothing was read, which it is where there is
+    none yet: or what was compiled would be compiled again."""
+    fresh = work.states.fresh(work.voice, lambda: _nothing_read(work.voice.rule, logits_M, token_BT))
+    if state is None:
+        return [fresh] * len(token_BT)
+    return [
+        type(state)(*(laid_out(each[b : b + 1], like) for each, like in zip(state, fresh, strict=True)))
+        for b in range(len(token_BT))
+    ]
 
 
 def _nothing_read(rule: Rule, logits_M: Sequence[Tensor], token_BT: Tensor) -> Any:

@@ -110,11 +110,12 @@ def test_members_that_no_kernel_knows_are_verified_by_their_modules() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "adapters"])
 def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces and at once, over a sliding window and not, by modules and by kernels: as with masks, up to
-    rounding."""
-    model = pair(kind, "product")[1].to(torch.bfloat16)
+    """In pieces and at once, over a sliding window and not, with masks and without, by modules and by kernels: as in
+    full precision, up to rounding, which moves Eq. 2 over three such members by 0.1."""
+    here, there = pair(kind, "product")
+    model = there.to(torch.bfloat16)
     texts, asked = [text * 5 for text in prompts(6, 60)], Sampling(1, ignore_end=True)
-    found = []
+    exact = torch.tensor([request.logprobs for request in Engine(here, slots=4).generate(texts, asked)])
     ways = ((True, 2048, False), (False, 2048, False), (False, 32, False), (False, 2048, True), (False, 32, True))
     for masked, chunk, kernels in ways:
         monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
@@ -122,10 +123,9 @@ def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch
         engine.schedule.chunk = chunk
         for group in engine.steps.work.groups:
             group.fused.reads_prompts = kernels  # type: ignore[attr-defined]
-        found.append(torch.tensor([request.logprobs for request in engine.generate(texts, asked)]))
+        found = torch.tensor([request.logprobs for request in engine.generate(texts, asked)])
         monkeypatch.undo()
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0, atol=0.05)
+        torch.testing.assert_close(found, exact, rtol=0, atol=0.15)
 
 
 def test_more_numbers_of_rows_than_a_compiler_takes_for_one_function() -> None:

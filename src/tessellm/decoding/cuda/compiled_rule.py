@@ -1,8 +1,9 @@
 """A composition's rule, compiled, which makes a few kernels of many small ones.
 
-A step is compiled for each number of rows, which it runs thousands of times. Drafts are read token by token, by what
-was compiled for steps: they come in many shapes, and compiling for them would take minutes. Prompts are read text by
-text in blocks of one length, which are compiled once. A rule that cannot be compiled is called as it is.
+A step is compiled for each number of rows, which it runs thousands of times. Prompts, and drafts of few texts, are read
+text by text in blocks of one length, which are compiled once. Drafts of many texts are read token by token, by what was
+compiled for steps: they come in many shapes, and compiling for them would take minutes. A rule that cannot be compiled
+is called as it is.
 """
 
 from __future__ import annotations

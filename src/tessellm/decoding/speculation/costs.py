@@ -38,7 +38,8 @@ class Prices:
 CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
 # google/gemma-2-2b in bfloat16 on an H200, results/resting-cuda.json: a member's part in a pass of three takes 1.45 ms,
 # a draft's token 1.94; verifying 3, 7, 15, 31 tokens 4.96, 5.41, 6.33, 8.74. Earlier, results/gpu-decoding*.json: 1.98
-# and 2.52 ms for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
+# and 2.52 ms for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32.
+# All of it with the rule token by token; a few texts' drafts are now read at once, which was not measured yet
 GPU = Prices(
     (3, 7, 15, 31), row=0.0065, alone=0.34, rule=0.075, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True,
     most_rows=256,

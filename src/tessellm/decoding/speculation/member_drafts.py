@@ -60,7 +60,8 @@ class MemberDrafter:
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         put_writers(self.drafts, steps, {slot: (request.room, self.place) for slot, request in in_slot.items()})
-        self.write_own(steps, max(in_slot) + 1, length, cells, choice)
+        most = min(length, max(request.room for request in in_slot.values()))
+        self.write_own(steps, max(in_slot) + 1, most, cells, choice)
 
     def write_own(self, steps: Steps, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Write the drafts that are this member's to write, token by token."""
@@ -149,7 +150,8 @@ class BelievedDrafter:
         believed = {slot: self._believed[request][0] for slot, request in in_slot.items() if request.room > 0}
         put_writers(self.drafts, steps, {slot: (in_slot[slot].room, place) for slot, place in believed.items()})
         for place in sorted(set(believed.values())):
-            self.by(place).write_own(steps, max(in_slot) + 1, length, cells, choice)
+            most = min(length, max(in_slot[slot].room for slot, writer in believed.items() if writer == place))
+            self.by(place).write_own(steps, max(in_slot) + 1, most, cells, choice)
 
 
 def put_writers(drafts: DraftBuffers, steps: Steps, asked: Mapping[int, tuple[int, int]]) -> None:

@@ -26,9 +26,11 @@ from ...rules import Explanation, normalised
 from ..buffers import RowOrder, StepResult, TokenBatch, laid_out
 from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
-from ..passes import Workspace, choose_tokens
+from ..passes import READ_ROWS, Combined, Workspace, choose_tokens, states_by_text
 from ..sampling import TokenChoice
 from ..voices import SpecialRows
+
+TOKENS_PER_TEXT = 4  # which the rule reads one by one in about the time that it takes to read a text's block twice
 
 
 class Judged(NamedTuple):
@@ -114,6 +116,8 @@ def verify(
         judged = _judge_observed(work, drafts, logits_M, batch, choice, special)
     elif work.runner.drafts_at_once:
         judged = _judge_together(work, logits_M, batch, choice)
+    elif work.runner.read is not None and width >= TOKENS_PER_TEXT * rows:
+        judged = _judge_by_text(work, logits_M, batch, choice)
     else:
         judged = _judge_one_by_one(work, drafts, logits_M, batch, choice)
     token_BT, logprob_BT, accepted_B1, broken_BM, state = judged
@@ -173,6 +177,35 @@ def _judge_observed(
             special.observe([logits[:, t : t + 1] for logits in logits_M], logp_BTV[:, t], token_B, rested_B)
 
     return _judge_together(work, logits_M, batch, choice, show)
+
+
+def _judge_by_text(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice) -> Judged:
+    """Run the rule as it was compiled for blocks of one text, filled up with padding: over all that was fed, and once
+    more over what stands, for its state."""
+    rows, width = batch.token_BT.shape
+    behind = (0, READ_ROWS - width)
+    token_BR, real_BT = torch.nn.functional.pad(batch.token_BT, behind), batch.position_BT >= 0
+    logits_MBRV = torch.nn.functional.pad(together(logits_M), (0, 0, *behind))
+    by_text = [list(logits_MBRV[:, b : b + 1].contiguous()) for b in range(rows)]
+    states = states_by_text(work, logits_M, batch.token_BT, work.states.read(work.voice, slice(rows)))
+
+    def run(read: Callable[..., Combined], mask_BT: Tensor) -> list[Combined]:
+        mask_BR = torch.nn.functional.pad(mask_BT, behind)
+        return [
+            read(logits_M, token_BR[b : b + 1], mask_BR[b : b + 1], states[b]) for b, logits_M in enumerate(by_text)
+        ]
+
+    found = run(work.runner.combine, real_BT)
+    logp_BTV = torch.cat([logp_1RV[:, :width] for logp_1RV, _, _ in found])
+    token_BT = choose_along(work, logp_BTV, choice)
+    accepted_B1 = _accept((token_BT[:, :-1] == batch.token_BT[:, 1:]) & real_BT[:, 1:])
+    logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
+    broken_BM, state = torch.cat([broken_1M for _, broken_1M, _ in found]), None
+    if states[0] is not None and work.runner.read is not None:
+        kept_BT = real_BT & (torch.arange(width, device=real_BT.device) <= accepted_B1)
+        after = [new for _, _, new in run(work.runner.read, kept_BT)]
+        state = type(after[0])(*(torch.cat(each) for each in zip(*after, strict=True)))
+    return Judged(token_BT, logprob_BT, accepted_B1, broken_BM, state)
 
 
 def _judge_one_by_one(
