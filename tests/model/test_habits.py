@@ -24,11 +24,20 @@ def test_composing_by_belief_measures_habits_and_saves_them(chatting, tmp_path):
     ids = prompt["input_ids"] if not isinstance(prompt, list) else prompt
     assert tuple(ids[: len(rule.opening)]) == rule.opening
     assert tuple(ids[-len(rule.turn) :]) == rule.turn
+    assert set(spoken_again(model.tokenizer, rule.user)) == {"Yes", "HOW?"}
     model.save_pretrained(tmp_path / "saved")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert loaded.rule == model.rule
     tokens = torch.tensor([ids])
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+
+
+def spoken_again(tokenizer, user):
+    """What comes right before and behind the only place of these tokens."""
+    said = [("user", "HI"), ("assistant", "Yes"), ("user", "HOW?")]
+    text = tokenizer.apply_chat_template([{"role": role, "content": each} for role, each in said], tokenize=False)
+    before, _, behind = text.rpartition(tokenizer.decode(list(user)))
+    return before[-3:], behind[:4]
 
 
 def test_scores_of_the_same_prompts_spread_around_zero(chatting):

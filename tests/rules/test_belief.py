@@ -1,6 +1,7 @@
 """Laws of the belief rule: its guarantee, chunks, padding, where answers begin, zeros, and bad parameters."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from tessellm.rules import product, sums
 from tessellm.rules.belief import BASE, SHARE, Belief, prior
 from tessellm.rules.equation import product_scores
 from tessellm.rules.laws import mixture, read_rows
+from tessellm.rules.template import since_user
 
-TURN, OPENING = (3, 1), (5, 4)
+TURN, OPENING, USER = (3, 1), (5, 4), (5, 2)
 HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)
 
 
@@ -29,7 +31,7 @@ def random_tokens(batch: int, steps: int, vocabulary: int, seed: int) -> Tensor:
 
 
 def calibrated(experts: int, span: int = 6) -> Belief:
-    return Belief(HABITS * experts, OPENING, TURN, span)
+    return Belief(HABITS * experts, OPENING, TURN, span, user=USER)
 
 
 def explain(rule: Belief, logp: Tensor, tokens: Tensor, mask: Tensor | None = None):
@@ -244,6 +246,31 @@ def test_the_opening_of_the_template_tells_nothing():
     assert not torch.allclose(*scores)
 
 
+def test_once_the_user_speaks_again_what_was_said_before_tells_nothing():
+    """Neither an earlier answer, nor a system prompt: however few tokens the user has said since."""
+    rule, logp = calibrated(2, span=20), random_logp(3, 1, 14, 7, seed=2)
+    other = logp.clone()
+    other[:, :, :9] = random_logp(3, 1, 9, 7, seed=9)
+    tokens = torch.tensor([[6, 6, 6, *USER, 6, 6, *USER, 1, 1, 1, *TURN]])
+    scores = [explain(rule, each, tokens)[2].more["score_BTK"][0] for each in (logp, other)]
+    torch.testing.assert_close(scores[0][9:], scores[1][9:])
+    assert not torch.allclose(scores[0][6], scores[1][6])
+    unknown = replace(rule, user=())  # as compositions that were saved before
+    scores = [explain(unknown, each, tokens)[2].more["score_BTK"][0, -1] for each in (logp, other)]
+    assert not torch.allclose(*scores)
+
+
+@pytest.mark.parametrize("steps", [1, 14])
+def test_where_the_user_spoke_last(steps):
+    line = torch.tensor([-1.0, -1, 5, 2, 0, 5, 5, 2, 2, 5])
+    window = line.expand(1, steps, -1)
+    assert since_user((5, 2), window)[0, -1].int().tolist() == [0] * 8 + [1, 1]
+    assert since_user((5,), window)[0, 0].int().tolist() == [0] * 10  # it has said nothing yet
+    assert since_user((3, 2), window).all()
+    assert since_user((), window) is None
+    assert since_user((5,) * 11, window) is None
+
+
 def test_an_expert_that_acts_beyond_its_habits_answers():
     base = random_logp(1, 1, 12, 50, seed=0, spread=0.5)
     sure = base.clone()
@@ -288,6 +315,7 @@ def test_the_same_expert_twice_is_believed_alike_and_costs_no_more_than_its_prio
         ({"habits": ((0.0,) * 10,)}, "deviations above 0"),
         ({"habits": ((math.nan,) * 5 + (1.0,) * 5,)}, "finite"),
         ({"span": 2, "turn": (1, 2, 3)}, "turn must fit"),
+        ({"span": 2, "user": (1, 2, 3)}, "user must fit"),
     ],
 )
 def test_bad_parameters(options, message):

@@ -32,7 +32,7 @@ def believing(members_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         ({"habits": [[1e308] * 10] * 2}, "expected habits within"),
         ({"opening": [10**30]}, "expected tokens from 0 to"),
         ({"opening": [5] * 10_000}, "expected an opening of at most"),
-        ({"turn": [-1]}, r"in its opening and turn; got -1"),
+        ({"turn": [-1]}, r"in its opening, turn and user; got -1"),
     ],
 )
 def test_habits_of_others_are_refused(believing: Path, change: dict[str, Any], told: str) -> None:

@@ -25,6 +25,7 @@ from .usual import PROMPTS
 if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
 
+ANSWERS = ("Yes", "It is 42.", "echo")  # that end in different ways
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 AT_ONCE = 1 << 27  # logits of prompts that are read together
 SPREAD = 3.0  # by which each expert's sum of deviations deviates on usual prompts: numbers that go together count less
@@ -90,14 +91,36 @@ def _marked(model: ComposedForCausalLM, rule: Belief) -> tuple[Belief, list[list
     opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
     if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
         return None
-    return replace(rule, opening=opening, turn=turn[-rule.span :]), prompts
+    user = _before_user(model.tokenizer)
+    return replace(rule, opening=opening, turn=turn[-rule.span :], user=user[-rule.span :]), prompts
 
 
 def _in_chat(tokenizer: Any) -> list[list[int]]:
     """The usual prompts as token ids, in the chat template; none where there is no template."""
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return []
-    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    return _rendered(tokenizer, [[{"role": "user", "content": prompt}] for prompt in PROMPTS])
+
+
+def _before_user(tokenizer: Any) -> list[int]:
+    """The token ids between an answer and what the user says then, whatever the two are; none where the template has no
+    second turn."""
+    begun = []
+    for answer in ANSWERS:
+        chats = [
+            [
+                {"role": "user", "content": PROMPTS[0]},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": prompt},
+            ]
+            for prompt in PROMPTS[1:9]
+        ]
+        begun.append(_common_beginning(_rendered(tokenizer, chats)))
+    return _common_beginning([ids[::-1] for ids in begun])[::-1]
+
+
+def _rendered(tokenizer: Any, chats: list[Any]) -> list[list[int]]:
+    """Chats as token ids; none where the template does not take them."""
     try:
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     except Exception:  # a template raises what it likes, where it wants other roles, say

@@ -37,7 +37,7 @@ from .resting import believed_members, explanation
 from .rows import in_blocks, last_real, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
 from .sums import always, sums_are_fast
-from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows
+from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows, since_user
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
@@ -62,16 +62,18 @@ class BeliefState(NamedTuple):
 class Belief(BaseRule):
     """The rule object. `habits`: per expert the means, then the deviations, of its numbers on prompts of all kinds.
     `opening`: the token ids with which every prompt opens, which tell nothing; `turn`: those behind which an answer
-    begins. All three come from `model.habits`; none of them is needed. `styles`: the numbers of experts that are
-    styles (styles.py); habits are those of the others."""
+    begins; `user`: those behind which a user speaks again, who is then heard alone, not what was said before. All come
+    from `model.habits`; none of them is needed. `styles`: the numbers of experts that are styles (styles.py); habits
+    are those of the others."""
 
     habits: Sequence[Sequence[float]] = ()
     opening: Sequence[int] = ()
     turn: Sequence[int] = ()
     span: int = 128
     styles: Sequence[int] = ()
+    user: Sequence[int] = ()
     name: str = "belief"
-    names_tokens = ("opening", "turn")
+    names_tokens = ("opening", "turn", "user")
     tells = frozenset({"law_BTL", "score_BTK"})
 
     def __post_init__(self) -> None:
@@ -82,11 +84,14 @@ class Belief(BaseRule):
             raise ValueError(f"habits are {NUMBERS} means and {NUMBERS} deviations above 0 per expert; got {habits!r}")
         if not all(math.isfinite(number) for expert in habits for number in expert):
             raise ValueError("habits are finite numbers")
-        if len(self.turn) > self.span:
-            raise ValueError(f"turn must fit into the span of {self.span}; it has {len(self.turn)} tokens")
+        for key in ("turn", "user"):
+            if len(getattr(self, key)) > self.span:
+                raise ValueError(
+                    f"{key} must fit into the span of {self.span}; it has {len(getattr(self, key))} tokens"
+                )
         object.__setattr__(self, "habits", habits)
         object.__setattr__(self, "styles", checked_styles(self.styles))
-        for key in ("opening", "turn"):
+        for key in self.names_tokens:
             object.__setattr__(self, key, tuple(int(token) for token in getattr(self, key)))
 
     @property
@@ -131,7 +136,7 @@ class Belief(BaseRule):
     def check_fit(self, experts: int, vocab_size: int) -> None:
         check_some_speak(self.styles, experts)
         check_habits(self.habits, experts - len(self.styles))
-        check_template(self.opening, self.turn, vocab_size)
+        check_template(self.opening, self.turn, self.user, vocab_size)
 
     @property
     def lets_members_rest(self) -> bool:
@@ -169,7 +174,8 @@ class Belief(BaseRule):
             rows = styled(plain, logp_MBTV, self.styles)
         opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
         window_BTWF = windows(state.ring_BWF, noted(rows.averaged_BTKA.flatten(2), inside_BT, tokens_BT), mask_BT)
-        score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1]), rows.now_BTKN], -1))
+        counts_BTW = since_user(self.user, window_BTWF[..., -1])
+        score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1], counts_BTW), rows.now_BTKN], -1))
         turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state.pending_BLV, state.started_B)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
@@ -264,9 +270,9 @@ def noted(averaged_BTF: Tensor, inside_BT: Tensor, tokens_BT: Tensor) -> Tensor:
     return torch.cat([averaged_BTF * counts_BT1, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
 
 
-def averages(window_BTWF: Tensor) -> Tensor:
+def averages(window_BTWF: Tensor, counts_BTW: Tensor | None = None) -> Tensor:
     """The numbers that are averaged, over the positions that count: [B, T, K, AVERAGED]."""
-    total_BTF = window_BTWF.sum(-2)
+    total_BTF = (window_BTWF if counts_BTW is None else window_BTWF * counts_BTW[..., None]).sum(-2)
     return (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).unflatten(-1, (-1, AVERAGED))
 
 

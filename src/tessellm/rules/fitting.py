@@ -17,10 +17,10 @@ def check_habits(habits: Sequence[Sequence[float]], experts: int) -> None:
         raise ValueError(f"expected habits within ±{LARGEST_HABIT:g}")
 
 
-def check_template(opening: Sequence[int], turn: Sequence[int], vocab_size: int) -> None:
+def check_template(opening: Sequence[int], turn: Sequence[int], user: Sequence[int], vocab_size: int) -> None:
     """Refuse an opening without end, and tokens that are not in the vocabulary."""
     if len(opening) > LONGEST_OPENING:
         raise ValueError(f"expected an opening of at most {LONGEST_OPENING} tokens; got {len(opening)}")
-    wrong = next((token for token in (*opening, *turn) if not 0 <= token < vocab_size), None)
+    wrong = next((token for token in (*opening, *turn, *user) if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise ValueError(f"expected tokens from 0 to {vocab_size - 1} in its opening and turn; got {wrong}")
+        raise ValueError(f"expected tokens from 0 to {vocab_size - 1} in its opening, turn and user; got {wrong}")

@@ -1,5 +1,5 @@
-"""Where a chat template's prompts open and its answers begin, by the tokens read. Knows token ids; no rule, no
-tokenizer.
+"""Where a chat template's prompts open, its user speaks and its answers begin, by the tokens read. Knows token
+ids; no rule, no tokenizer.
 
 Shapes: B batch, T time, W window, O tokens of the opening.
 """
@@ -31,6 +31,20 @@ def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
     if not turn:
         return torch.zeros_like(token_BTW[..., 0], dtype=torch.bool)
     return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
+
+
+def since_user(user: Sequence[int], token_BTW: Tensor) -> Tensor | None:
+    """Which positions of the window lie behind the last tokens in it behind which the user speaks, all where there are
+    none: [B, T, W]. None: nobody knows these tokens."""
+    width, window = len(user), token_BTW.shape[-1]
+    if not 0 < width <= window:
+        return None
+    marks_BTP = torch.ones_like(token_BTW[..., width - 1 :], dtype=torch.bool)
+    for place, token in enumerate(user):
+        marks_BTP = marks_BTP & (token_BTW[..., place : window - width + 1 + place] == token)
+    index_W = torch.arange(window, device=token_BTW.device)
+    last_BT1 = torch.where(marks_BTP, index_W[width - 1 :], -1).amax(-1, keepdim=True)
+    return index_W > last_BT1
 
 
 def last_turn(turn: Sequence[int], tokens: Sequence[int], upto: int) -> int | None:

@@ -63,7 +63,7 @@ ENDS = ((1,), (1, 2), (1,))
 HABITS = ((0.1, 0.2, -1.0, 0.5, 0.3, 1.0, 0.5, 2.0, 1.0, 0.7), (0.3, 0.1, -2.0, 0.4, 0.2, 0.9, 0.6, 1.5, 1.1, 0.8))
 RULES = [
     ComposedRule(Belief()),
-    ComposedRule(Belief(HABITS, opening=(0, 7), turn=(14, 21), span=4), (0.5, 1.0)),
+    ComposedRule(Belief(HABITS, opening=(0, 7), turn=(14, 21), span=4, user=(28,)), (0.5, 1.0)),
     ComposedRule(Belief(HABITS[:1], opening=(0, 7), turn=(14, 21), span=4, styles=(2,))),
     ComposedRule(Belief(HABITS[:1], opening=(0, 7), turn=(14, 21), span=4, styles=(2,)), (0.5, 1.0)),
     ComposedRule(Evidence(window=8), stops=ENDS, policy="owner"),
@@ -216,7 +216,9 @@ def close(found: Any, expected: Any) -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("rule", [Belief(span=40), Belief(HABITS, (5,), (7, 14), 40), Evidence(window=50)])
+@pytest.mark.parametrize(
+    "rule", [Belief(span=40), Belief(HABITS, (5,), (7, 14), 40, user=(21, 28)), Evidence(window=50)]
+)
 def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: list[Any]) -> None:
     """Whatever their lengths: as they are read at once. What is left over comes first; padding is on the left."""
     runner, voice = compiled_runner(rule), Voice(rule, frozenset())
