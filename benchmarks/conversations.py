@@ -79,7 +79,8 @@ def main() -> None:
     model = tessellm.compose("smollm2", {skill: str(folder / skill) for skill in DOMAINS}, dtype="float32")
     rule: Any = model.rule
     rules = {"the user's last words": rule, "the last 128 tokens": replace(rule, rule=replace(rule.rule, user=()))}
-    laws, right = ["base", *DOMAINS, "Eq. 2"], {}
+    laws = ["base", *DOMAINS, "Eq. 2"]
+    right: dict[str, dict[str, list[str]]] = {}
     for number in range(asked.first, asked.first + asked.prompts):
         for skill in (*DOMAINS, PLAIN):
             for behind, messages in conversations(skill, number % len(texts[skill]), texts):

@@ -44,6 +44,8 @@ COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
 BASE = 2.5  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
 AVERAGED = 3  # numbers per expert over the window: surer than the base in nats, and in proportion; far from the base
 NUMBERS = AVERAGED + 2  # and now: sure, far from the base
+ALL = tuple(range(NUMBERS))
+DISTANCES = (AVERAGED - 1, NUMBERS - 1)  # of them, how far it is from the base
 LONGEST = 1 << 16
 
 
@@ -174,8 +176,7 @@ class Belief(BaseRule):
             rows = styled(plain, logp_MBTV, self.styles)
         opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
         window_BTWF = windows(state.ring_BWF, noted(rows.averaged_BTKA.flatten(2), inside_BT, tokens_BT), mask_BT)
-        counts_BTW = since_user(self.user, window_BTWF[..., -1])
-        score_BTK = self.scores(torch.cat([averages(window_BTWF[..., :-1], counts_BTW), rows.now_BTKN], -1))
+        score_BTK = self._score(window_BTWF, rows.now_BTKN)
         turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
         said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state.pending_BLV, state.started_B)
         belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
@@ -201,14 +202,28 @@ class Belief(BaseRule):
             ),  # no token is −1
         )
 
-    def scores(self, number_BTKN: Tensor) -> Tensor:
-        """How far each expert acts beyond its habits: [B, T, K]; zero where habits are not known."""
+    def _score(self, window_BTWF: Tensor, now_BTKN: Tensor) -> Tensor:
+        """How far each expert acts beyond its habits, by the user's last words: [B, T, K]. Behind an earlier answer,
+        which everybody can copy, it does not act where it is nearer to the base than usual, however sure it is."""
+        heard_BTW = since_user(self.user, window_BTWF[..., -1])
+        number_BTKN = torch.cat([averages(window_BTWF[..., :-1], heard_BTW), now_BTKN], -1)
+        score_BTK = self.scores(number_BTKN)
+        if heard_BTW is None or not self.habits:
+            return score_BTK
+        behind_BT1 = (window_BTWF[..., -2] * ~heard_BTW).sum(-1, keepdim=True) > 0  # something was said before
+        near_BTK = self.scores(number_BTKN, DISTANCES) < -BASE
+        return torch.where(behind_BT1 & near_BTK, score_BTK.clamp_max(0), score_BTK)
+
+    def scores(self, number_BTKN: Tensor, which: Sequence[int] = ALL) -> Tensor:
+        """How far each expert is beyond its habits in these of its numbers: [B, T, K]; zero where habits are not
+        known."""
         if not self.habits:
             return torch.zeros_like(number_BTKN[..., 0])
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
         mean_KN, deviation_KN = constant(self.habits, number_BTKN).split(NUMBERS, -1)
-        return ((number_BTKN - mean_KN) / deviation_KN).sum(-1)
+        beyond_BTKN = (number_BTKN - mean_KN) / deviation_KN
+        return beyond_BTKN.sum(-1) if which == ALL else sum(beyond_BTKN[..., each] for each in which)
 
     def _believe(
         self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
