@@ -260,6 +260,23 @@ def test_once_the_user_speaks_again_what_was_said_before_tells_nothing():
     assert not torch.allclose(*scores)
 
 
+def test_behind_an_earlier_answer_whoever_is_nearer_to_the_base_than_usual_does_not_act():
+    """However sure it is: everybody can copy from what was said before. In a first turn that is no reason."""
+    base = random_logp(1, 1, 9, 50, seed=0, spread=0.5)
+    copying = (1.5 * base).log_softmax(-1)  # as the base, and surer
+    logp = torch.cat([base, base + 1e-3, copying])
+    habits = ((0.0, 0.0, 0.0, -1.5, 2.0, 0.01, 0.01, 1.0, 1.0, 1.0),) * 2
+    rule = Belief(habits, (), TURN, 20, user=USER)
+    follows = torch.tensor([[6, 6, *USER, 6, 6, 6, *TURN]])
+    first = torch.tensor([[6, 6, 6, 6, 6, 6, 6, *TURN]])
+    scores = [explain(rule, logp, tokens)[2].more["score_BTK"][0, -1, 1] for tokens in (first, follows)]
+    assert scores[0] > BASE
+    assert scores[1] == 0
+    assert explain(rule, logp, follows)[2].owner_BT[0, -1] == 0
+    farther = Belief(tuple((*each[:2], -20.0, each[3], -2.0, *each[5:]) for each in habits), (), TURN, 20, user=USER)
+    assert explain(farther, logp, follows)[2].owner_BT[0, -1] == 2
+
+
 @pytest.mark.parametrize("steps", [1, 14])
 def test_where_the_user_spoke_last(steps):
     line = torch.tensor([-1.0, -1, 5, 2, 0, 5, 5, 2, 2, 5])
