@@ -177,8 +177,8 @@ def test_drafts_use_what_was_compiled_for_steps_or_one_block(
     assert any(function.__name__ == "read_block" for function in traced) == (by_text and rule != "product")
 
 
-@pytest.mark.parametrize("rule", [*RULES[:2], RULES[4], RULES[7]])
-@pytest.mark.parametrize(("rows", "width"), [(1, 4), (3, 16), (1, READ_ROWS)])
+@pytest.mark.parametrize("rule", [RULES[1], RULES[4], RULES[7]])
+@pytest.mark.parametrize(("rows", "width"), [(3, 16), (1, READ_ROWS)])
 @torch.inference_mode()
 def test_drafts_read_by_text_are_judged_as_token_by_token(rule: Any, rows: int, width: int, traced: list[Any]) -> None:
     """What stands, and the state behind it: drafts that fall at different places, stand, and end early."""
