@@ -82,7 +82,8 @@ def scores(stored: Stored, span: int) -> dict[str, Tensor]:
     """How far each expert acts beyond its habits on the prompts of each kind: [P, K]."""
     known = habits.habits_of(numbers(stored[USUAL], span))
     rule = belief.Belief(known.tolist(), (), (0,))
-    return {kind: rule.scores(numbers(heard, span)[:, None])[:, 0] for kind, heard in stored.items() if kind != USUAL}
+    others = {kind: numbers(heard, span)[:, None] for kind, heard in stored.items() if kind != USUAL}
+    return {kind: rule.beyond(each).sum(-1)[:, 0] for kind, each in others.items()}
 
 
 def nats(prior_PL: Tensor, heard: Sequence[Tensor]) -> float:

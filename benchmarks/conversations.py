@@ -1,7 +1,7 @@
 """Whom the rule `belief` believes first in conversations: behind another turn, of the same skill or of another, behind
 small talk, and behind a system prompt; hearing the user's last words alone, and the last 128 tokens whatever they are.
 
-    python benchmarks/conversations.py [--first 6] [--prompts 6]     # 80 s per prompt and skill on two cores
+    python benchmarks/conversations.py [--first 6] [--prompts 6]     # 100 s per prompt of each skill on two cores
 
 Development prompts of TESSELLM_REAL_DATA (else the repository's sample), six skills, the repository's adapters of
 SmolLM2; a plain prompt is right where it is left to the base. The first six of each skill were looked at while the rule
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -97,10 +98,6 @@ def main() -> None:
     for claim in claims:
         print(f"{claim.statement}: {claim.value:.2f}")
     Result("conversations", claims, 0, "cpu", time.monotonic() - began, tables={"believed": right}).write(asked.out)
-
-
-def fmean(found: Sequence[bool]) -> float:
-    return round(sum(found) / len(found), 4)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins
 BASE = 2.5  # the base, and Eq. 2, speak unless an expert acts this far beyond its habits (summed deviations)
 AVERAGED = 3  # numbers per expert over the window: surer than the base in nats, and in proportion; far from the base
 NUMBERS = AVERAGED + 2  # and now: sure, far from the base
-ALL = tuple(range(NUMBERS))
 DISTANCES = (AVERAGED - 1, NUMBERS - 1)  # of them, how far it is from the base
 LONGEST = 1 << 16
 
@@ -206,24 +205,22 @@ class Belief(BaseRule):
         """How far each expert acts beyond its habits, by the user's last words: [B, T, K]. Behind an earlier answer,
         which everybody can copy, it does not act where it is nearer to the base than usual, however sure it is."""
         heard_BTW = since_user(self.user, window_BTWF[..., -1])
-        number_BTKN = torch.cat([averages(window_BTWF[..., :-1], heard_BTW), now_BTKN], -1)
-        score_BTK = self.scores(number_BTKN)
-        if heard_BTW is None or not self.habits:
+        beyond_BTKN = self.beyond(torch.cat([averages(window_BTWF[..., :-1], heard_BTW), now_BTKN], -1))
+        score_BTK = beyond_BTKN.sum(-1)
+        if heard_BTW is None:
             return score_BTK
         behind_BT1 = (window_BTWF[..., -2] * ~heard_BTW).sum(-1, keepdim=True) > 0  # something was said before
-        near_BTK = self.scores(number_BTKN, DISTANCES) < -BASE
+        near_BTK = sum(beyond_BTKN[..., each] for each in DISTANCES) < -BASE
         return torch.where(behind_BT1 & near_BTK, score_BTK.clamp_max(0), score_BTK)
 
-    def scores(self, number_BTKN: Tensor, which: Sequence[int] = ALL) -> Tensor:
-        """How far each expert is beyond its habits in these of its numbers: [B, T, K]; zero where habits are not
-        known."""
+    def beyond(self, number_BTKN: Tensor) -> Tensor:
+        """How far each expert's numbers are beyond its habits, in deviations; zero where habits are not known."""
         if not self.habits:
-            return torch.zeros_like(number_BTKN[..., 0])
+            return torch.zeros_like(number_BTKN)
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
         mean_KN, deviation_KN = constant(self.habits, number_BTKN).split(NUMBERS, -1)
-        beyond_BTKN = (number_BTKN - mean_KN) / deviation_KN
-        return beyond_BTKN.sum(-1) if which == ALL else sum(beyond_BTKN[..., each] for each in which)
+        return (number_BTKN - mean_KN) / deviation_KN
 
     def _believe(
         self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
