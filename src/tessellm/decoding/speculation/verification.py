@@ -147,10 +147,7 @@ def _judge_together(
         logp_BTV, state = rule(*given)
     else:
         logp_BTV, state, why = rule.explain(*given)
-    token_BT = choose_along(work, logp_BTV, choice)
-    accepted_B1 = _accept((token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:])
-    logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
-    kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
+    token_BT, logprob_BT, accepted_B1, kept_BT = _standing(work, logp_BTV, batch, choice)
     if before is not None and not (kept_BT.device.type == "cpu" and torch.equal(kept_BT, real_BT)):
         state = rule(logp_MBTV, fed_BT, kept_BT, before)[1]
     judged = Judged(token_BT, logprob_BT, accepted_B1, logp_MBTV[..., 0].isnan().any(-1).T, state)
@@ -197,12 +194,9 @@ def _judge_by_text(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatc
 
     found = run(work.runner.combine, real_BT)
     logp_BTV = torch.cat([logp_1RV[:, :width] for logp_1RV, _, _ in found])
-    token_BT = choose_along(work, logp_BTV, choice)
-    accepted_B1 = _accept((token_BT[:, :-1] == batch.token_BT[:, 1:]) & real_BT[:, 1:])
-    logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
+    token_BT, logprob_BT, accepted_B1, kept_BT = _standing(work, logp_BTV, batch, choice)
     broken_BM, state = torch.cat([broken_1M for _, broken_1M, _ in found]), None
     if states[0] is not None and work.runner.read is not None:
-        kept_BT = real_BT & (torch.arange(width, device=real_BT.device) <= accepted_B1)
         after = [new for _, _, new in run(work.runner.read, kept_BT)]
         state = type(after[0])(*(torch.cat(each) for each in zip(*after, strict=True)))
     return Judged(token_BT, logprob_BT, accepted_B1, broken_BM, state)
@@ -236,6 +230,19 @@ def _judge_one_by_one(
             stands_B = stands_B & right[-1]
     accepted_B1 = _accept(torch.stack(right, 1))
     return Judged(torch.stack(tokens, 1), torch.stack(logprobs, 1), accepted_B1, broken_BM, state)
+
+
+def _standing(
+    work: Workspace, logp_BTV: Tensor, batch: TokenBatch, choice: TokenChoice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Choose the token of every position; these, their log-probabilities, how many of each draft stand, and which
+    positions are left then."""
+    fed_BT, real_BT = batch.token_BT, batch.position_BT >= 0
+    token_BT = choose_along(work, logp_BTV, choice)
+    accepted_B1 = _accept((token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:])
+    logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
+    kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
+    return token_BT, logprob_BT, accepted_B1, kept_BT
 
 
 def choose_along(work: Workspace, logp_BTV: Tensor, choice: TokenChoice) -> Tensor:
