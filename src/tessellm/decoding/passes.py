@@ -48,6 +48,14 @@ def decide(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, stat
     return token_B, logprob_B, logp_MBTV[..., 0].isnan().any(-1).T, state
 
 
+def standing(token_BT: Tensor, fed_BT: Tensor, real_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the tokens of each row's draft that stand, those before its first wrong one, [B, 1]; and tell which of the
+    positions fed are left then. `token_BT`: what is written behind each of them."""
+    right_BG = (token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:]
+    accepted_B1 = right_BG.long().cumprod(1).sum(1, keepdim=True)
+    return accepted_B1, real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
+
+
 @dataclass(frozen=True)
 class RuleRunner:
     """The composition's rule as a device runs it best: `combine` and `decide` of that rule, called or compiled."""
@@ -56,6 +64,7 @@ class RuleRunner:
     decide: Callable[..., Decided]
     drafts_at_once: bool  # whether all tokens of a draft are read by one call of the rule
     read: Callable[..., Combined] | None = None  # READ_ROWS positions of one prompt; what the last of them says
+    judge: Callable[..., tuple[Any, ...]] | None = None  # READ_ROWS positions of one draft, greedily
 
 
 @dataclass(frozen=True)

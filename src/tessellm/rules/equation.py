@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .sums import always
+from .sums import always, total
 
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
@@ -33,7 +33,7 @@ def product_scores(logp_MBV: Tensor, weights_K: Sequence[float] | Tensor | None 
     count_M = member_counts(weights_K, logp_MBV)
     floor_M = torch.where(count_M > 0, -torch.inf, LOG_FLOOR)  # a positive member may say "impossible", others not
     floored_MBV = torch.maximum(logp_MBV.to(count_M.dtype), floor_M.view(-1, *[1] * (logp_MBV.ndim - 1)))
-    return torch.tensordot(count_M, floored_MBV, dims=1)
+    return total(count_M, floored_MBV)
 
 
 def member_counts(weights_K: Sequence[float] | Tensor | None, logp_MBV: Tensor) -> Tensor:

@@ -53,6 +53,13 @@ def weighted_sum(count_BTM: Tensor, x_MBTV: Tensor) -> Tensor:
     return (count_BTM.permute(2, 0, 1)[..., None] * x_MBTV).sum(0)
 
 
+def total(count_M: Tensor, x_MBV: Tensor) -> Tensor:
+    """Σ_m count_m x_m, the same counts everywhere: [B, V], or whatever dimensions stand behind the members."""
+    if not sums_are_fast(x_MBV):
+        return torch.tensordot(count_M, x_MBV, dims=1)
+    return (count_M.view(-1, *[1] * (x_MBV.ndim - 1)) * x_MBV).sum(0)
+
+
 def always(is_so: Tensor) -> bool:
     """Whether something is so everywhere, where that can be asked: on a CPU, and not while a compiler reads along.
     Saves passes over a whole vocabulary that would change nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -174,14 +175,19 @@ def test_drafts_use_what_was_compiled_for_steps_or_one_block(
     assert engine.speculator.accepted > 10
     found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert found == len(traced) <= 4 + 2 * by_text
-    assert any(function.__name__ == "read_block" for function in traced) == (by_text and rule != "product")
+    names = {function.__name__ for function in traced}
+    assert ("judge_block" in names) == (by_text and not warmth)
+    assert ("read_block" in names) == (by_text and warmth > 0)
 
 
 @pytest.mark.parametrize("rule", [RULES[1], RULES[4], RULES[7]])
-@pytest.mark.parametrize(("rows", "width"), [(3, 16), (1, READ_ROWS)])
+@pytest.mark.parametrize(("rows", "width", "at_once"), [(3, 16, True), (1, READ_ROWS, True), (1, 16, False)])
 @torch.inference_mode()
-def test_drafts_read_by_text_are_judged_as_token_by_token(rule: Any, rows: int, width: int, traced: list[Any]) -> None:
-    """What stands, and the state behind it: drafts that fall at different places, stand, and end early."""
+def test_drafts_read_by_text_are_judged_as_token_by_token(
+    rule: Any, rows: int, width: int, at_once: bool, traced: list[Any]
+) -> None:
+    """What stands, and the state behind it: drafts that fall at different places, stand, and end early. `at_once`: by
+    one compiled function, else as where tokens are drawn."""
     voice, slots, states = Voice(rule, frozenset()), SlotBuffers.empty(4, 3, torch.device("cpu")), RuleStates(4)
     work = Workspace([], voice, compiled_runner(rule), slots, states, 3 * VOCABULARY)
     drafts = DraftBuffers.empty(4, 3, READ_ROWS, torch.device("cpu"))
@@ -197,6 +203,7 @@ def test_drafts_read_by_text_are_judged_as_token_by_token(rule: Any, rows: int, 
             token_BT[:, t + 1] = torch.where(torch.arange(rows) == t - 2, right + 1, right) % VOCABULARY
     position_BT[-1, -2:] = -1
     one = verification._judge_one_by_one(work, drafts, logits_M, batch, TokenChoice.GREEDY)
+    work = work if at_once else replace(work, runner=replace(work.runner, judge=None))
     other = verification._judge_by_text(work, logits_M, batch, TokenChoice.GREEDY)
     assert torch.equal(one.accepted_B1, other.accepted_B1)
     assert one.accepted_B1.min() >= 1

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ...rules import Rule
+from ...rules import Rule, normalised
 from ...rules.sums import parts
-from ..passes import Combined, Decided, Logits, RuleRunner, combine
+from ..passes import Combined, Decided, Logits, RuleRunner, combine, standing
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -38,12 +38,25 @@ def read_block(rule: Rule, logits_MBTV: Tensor, token_BT: Tensor, mask_BT: Tenso
     return logp_BTV[:, -1], broken_BM, state
 
 
+def judge_block(
+    rule: Rule, logits_MBTV: Tensor, fed_BT: Tensor, real_BT: Tensor, state: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+    """Judge drafts greedily: tokens, their log-probabilities, how many of a draft stand, broken members, and the state
+    behind what stands. The rule is run twice, and the compiler computes once what does not depend on what stands: all
+    that is said of a vocabulary."""
+    logp_MBTV = normalised(logits_MBTV)
+    token_BT, logprob_BT = best(rule(logp_MBTV, fed_BT, real_BT, state)[0])
+    accepted_B1, kept_BT = standing(token_BT, fed_BT, real_BT)
+    state = rule(logp_MBTV, fed_BT, kept_BT, state)[1]
+    return token_BT, logprob_BT, accepted_B1, logp_MBTV[..., 0].isnan().any(-1).T, state
+
+
 def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     """Find the likeliest token of each row and its log-probability, part by part of the vocabulary."""
     part_BPN = parts(logp_BV, -torch.inf)
     top_BP, at_BP = part_BPN.max(-1)
     logprob_B, part_B = top_BP.max(-1)
-    return part_B * part_BPN.shape[-1] + at_BP.gather(-1, part_B[:, None])[:, 0], logprob_B
+    return part_B * part_BPN.shape[-1] + at_BP.gather(-1, part_B[..., None])[..., 0], logprob_B
 
 
 def compiled_runner(rule: Rule) -> RuleRunner:
@@ -55,11 +68,14 @@ def compiled_runner(rule: Rule) -> RuleRunner:
         shape = logits_MBTV.device, logits_MBTV.dtype, *logits_MBTV.shape
         return compiled(function, rule, *shape)(logits_MBTV, *given)
 
-    def read(logits_M: Sequence[Tensor], *given: Any) -> Any:
+    def run_block(function: Callable[..., Any], logits_M: Sequence[Tensor], *given: Any) -> Any:
         """Give tensors that always lie alike, or it would be compiled again."""
-        return run(read_block, list(together(logits_M).contiguous()), *given)
+        return run(function, list(together(logits_M).contiguous()), *given)
 
-    return RuleRunner(partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=read)
+    return RuleRunner(
+        partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=partial(run_block, read_block),
+        judge=partial(run_block, judge_block),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

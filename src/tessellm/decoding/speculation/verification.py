@@ -26,7 +26,7 @@ from ...rules import Explanation, normalised
 from ..buffers import RowOrder, StepResult, TokenBatch, laid_out
 from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
-from ..passes import READ_ROWS, Combined, Workspace, choose_tokens, states_by_text
+from ..passes import READ_ROWS, Workspace, choose_tokens, standing, states_by_text
 from ..sampling import TokenChoice
 from ..voices import SpecialRows
 
@@ -177,8 +177,8 @@ def _judge_observed(
 
 
 def _judge_by_text(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice) -> Judged:
-    """Run the rule as it was compiled for blocks of one text, filled up with padding: over all that was fed, and once
-    more over what stands, for its state."""
+    """Run the rule as it was compiled for blocks of one text, filled up with padding: over all that was fed, and over
+    what stands, for its state."""
     rows, width = batch.token_BT.shape
     behind = (0, READ_ROWS - width)
     token_BR, real_BT = torch.nn.functional.pad(batch.token_BT, behind), batch.position_BT >= 0
@@ -186,20 +186,31 @@ def _judge_by_text(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatc
     by_text = [list(logits_MBRV[:, b : b + 1].contiguous()) for b in range(rows)]
     states = states_by_text(work, logits_M, batch.token_BT, work.states.read(work.voice, slice(rows)))
 
-    def run(read: Callable[..., Combined], mask_BT: Tensor) -> list[Combined]:
+    def run(read: Callable[..., Any], mask_BT: Tensor) -> list[list[Any]]:
+        """Call it with each text; what came of all texts, one thing after another."""
         mask_BR = torch.nn.functional.pad(mask_BT, behind)
-        return [
+        found = [
             read(logits_M, token_BR[b : b + 1], mask_BR[b : b + 1], states[b]) for b, logits_M in enumerate(by_text)
         ]
+        return [list(each) for each in zip(*found, strict=True)]
 
-    found = run(work.runner.combine, real_BT)
-    logp_BTV = torch.cat([logp_1RV[:, :width] for logp_1RV, _, _ in found])
+    if choice is TokenChoice.GREEDY and work.runner.judge is not None:
+        tokens, logprobs, accepted, broken, after = run(work.runner.judge, real_BT)
+        token_BT, logprob_BT = (torch.cat(each)[:, :width] for each in (tokens, logprobs))
+        return Judged(token_BT, logprob_BT.float(), torch.cat(accepted), torch.cat(broken), _joined(after))
+    said, broken, after = run(work.runner.combine, real_BT)
+    logp_BTV = torch.cat([logp_1RV[:, :width] for logp_1RV in said])
     token_BT, logprob_BT, accepted_B1, kept_BT = _standing(work, logp_BTV, batch, choice)
-    broken_BM, state = torch.cat([broken_1M for _, broken_1M, _ in found]), None
     if states[0] is not None and work.runner.read is not None:
-        after = [new for _, _, new in run(work.runner.read, kept_BT)]
-        state = type(after[0])(*(torch.cat(each) for each in zip(*after, strict=True)))
-    return Judged(token_BT, logprob_BT, accepted_B1, broken_BM, state)
+        after = run(work.runner.read, kept_BT)[-1]
+    return Judged(token_BT, logprob_BT, accepted_B1, torch.cat(broken), _joined(after))
+
+
+def _joined(states: Sequence[Any]) -> Any:
+    """Put the states of texts together."""
+    if states[0] is None:
+        return None
+    return type(states[0])(*(torch.cat(each) for each in zip(*states, strict=True)))
 
 
 def _judge_one_by_one(
@@ -213,7 +224,7 @@ def _judge_one_by_one(
     drafts.fed_TS[:width, :rows] = batch.token_BT.T
     before = state = work.states.read(work.voice, slice(rows))
     stands_B, broken_BM = start_B >= 0, torch.zeros_like(work.slots.broken_SM[:rows])
-    right, tokens, logprobs = [], [], []
+    tokens, logprobs = [], []
     for t in range(width):
         given = [logits_BV[:, None] for logits_BV in logits_TMBV[t]], drafts.fed_TS[t, :rows, None], stands_B[:, None]
         if choice is TokenChoice.GREEDY:
@@ -226,10 +237,10 @@ def _judge_one_by_one(
         tokens.append(token_B)
         logprobs.append(logprob_B.float())
         if t + 1 < width:
-            right.append((token_B == batch.token_BT[:, t + 1]) & real_BT[:, t + 1])
-            stands_B = stands_B & right[-1]
-    accepted_B1 = _accept(torch.stack(right, 1))
-    return Judged(torch.stack(tokens, 1), torch.stack(logprobs, 1), accepted_B1, broken_BM, state)
+            stands_B = stands_B & (token_B == batch.token_BT[:, t + 1]) & real_BT[:, t + 1]
+    token_BT = torch.stack(tokens, 1)
+    accepted_B1, _ = standing(token_BT, batch.token_BT, real_BT)
+    return Judged(token_BT, torch.stack(logprobs, 1), accepted_B1, broken_BM, state)
 
 
 def _standing(
@@ -237,12 +248,9 @@ def _standing(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Choose the token of every position; these, their log-probabilities, how many of each draft stand, and which
     positions are left then."""
-    fed_BT, real_BT = batch.token_BT, batch.position_BT >= 0
     token_BT = choose_along(work, logp_BTV, choice)
-    accepted_B1 = _accept((token_BT[:, :-1] == fed_BT[:, 1:]) & real_BT[:, 1:])
     logprob_BT = logp_BTV.gather(-1, token_BT[..., None])[..., 0].float()
-    kept_BT = real_BT & (torch.arange(fed_BT.shape[1], device=fed_BT.device) <= accepted_B1)
-    return token_BT, logprob_BT, accepted_B1, kept_BT
+    return token_BT, logprob_BT, *standing(token_BT, batch.token_BT, batch.position_BT >= 0)
 
 
 def choose_along(work: Workspace, logp_BTV: Tensor, choice: TokenChoice) -> Tensor:
@@ -251,8 +259,3 @@ def choose_along(work: Workspace, logp_BTV: Tensor, choice: TokenChoice) -> Tens
     at = work.slots.index_S[:rows].repeat_interleave(width)
     next_BT = work.slots.position_S[:rows, None] + 1 + torch.arange(width, device=at.device)
     return choose_tokens(work.slots, logp_BTV.flatten(0, 1), at, next_BT.flatten(), choice)[0].view(rows, width)
-
-
-def _accept(right_BG: Tensor) -> Tensor:
-    """Count the tokens of each row's own draft that stand: those before its first wrong one."""
-    return right_BG.long().cumprod(1).sum(1, keepdim=True)
