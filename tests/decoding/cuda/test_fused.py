@@ -179,7 +179,7 @@ def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     group, fused = grouped(composed, 2, 50)
     member_logits([group], TokenBatch(torch.tensor([[5, 6, 7]]), torch.arange(3)[None], torch.tensor([1]), 3, 1))
     before = group.cache.key_RHCD[0][:, :, :50].clone()
-    for tokens in (1, 3):
+    for tokens in (1, 3, 16):
         fused(torch.full((3, 2, tokens), 9), torch.full((2, tokens), -1), 50)
     torch.testing.assert_close(group.cache.key_RHCD[0][:, :, :50], before, atol=0, rtol=0)
 
@@ -187,7 +187,7 @@ def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "lengths", "counts", "cells"),
     [("llama", [9, 40, 1], [9, 1, 0], 130), ("gemma2", [30, 13], [5, 2], 40), ("adapters", [9, 40], [5, 3], 50),
-     ("gemma2", [40, 3], [16, 9], 60), ("llama", [7], [32], 50)],
+     ("gemma2", [40, 3], [16, 9], 60), ("llama", [7], [32], 50), ("adapters", [90, 5, 7], [18, 0, 16], 110)],
 )  # fmt: skip
 @torch.no_grad()
 def test_several_tokens_equal_the_modules(

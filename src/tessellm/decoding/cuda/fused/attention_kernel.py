@@ -1,5 +1,5 @@
-"""Attend from one new token or a few: rotate, write the cache, read it, in one launch; another where cells are
-split."""
+"""Attend from one new token or a few: rotate, write the cache, read it, in one launch; another where cells are split,
+and one before where new tokens are many (place_kernel rotates them and writes the cache)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     rows, slots, members, junk, cell_stride, head_stride, row_stride, window, scale, softcap, cells_a_split,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, QUERIES: tl.constexpr, CACHE: tl.constexpr,
-    IN_SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
+    IN_SPLITS: tl.constexpr, PLACED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences (member-major), key-value heads, splits of the cells.
 
     A program has all new tokens of its sequence: real ones first, at positions that follow one another, then padding at
     position −1. Its queries are those of the heads that share a key-value head, token by token, padded to QUERIES.
+    PLACED: the new tokens' keys and values are in their cells already, which are read as all others are, and instead of
+    `qkv_SRN` there are queries alone, rotated: [rows, HEADS · D]. Padding sees nothing then, and finds zeros.
     """
     sequence, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = D // 2
@@ -33,32 +35,41 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     if WINDOW:
         first = tl.maximum(0, past - window + 1)
     begin = tl.maximum(split * cells_a_split, first // BLOCK_C * BLOCK_C)
-    stop = tl.minimum((split + 1) * cells_a_split, past)
     h_H = tl.arange(0, half)
     q_Q = tl.arange(0, QUERIES)
     t_Q, wanted_Q = q_Q // sharing, q_Q < TOKENS * sharing
-    at_Q = tl.maximum(tl.load(position_BT + slot * TOKENS + t_Q, mask=wanted_Q, other=0), 0)
-    cos_QH = tl.load(cos_CD + at_Q[:, None] * half + h_H[None, :])
-    sin_QH = tl.load(sin_CD + at_Q[:, None] * half + h_H[None, :])
-    wait_for_inputs(OVERLAP)
-    let_next_begin(OVERLAP)
-    line_Q = (sequence * TOKENS + t_Q) * width + (head * sharing + q_Q % sharing) * D
+    at_Q = tl.load(position_BT + slot * TOKENS + t_Q, mask=wanted_Q, other=-1)
     wanted = wanted_Q[:, None]
-    q1 = tl.zeros((QUERIES, half), tl.float32)
-    q2 = tl.zeros((QUERIES, half), tl.float32)
-    for part in tl.static_range(IN_SPLITS):
-        q = qkv_SRN + part * rows * width + line_Q[:, None] + h_H[None, :]
-        q1 += tl.load(q, mask=wanted, other=0.0).to(tl.float32)
-        q2 += tl.load(q + half, mask=wanted, other=0.0).to(tl.float32)
-    q1, q2 = q1.to(CACHE).to(tl.float32), q2.to(CACHE).to(tl.float32)
-    low_q = (q1 * cos_QH - q2 * sin_QH).to(CACHE)
-    high_q = (q2 * cos_QH + q1 * sin_QH).to(CACHE)
+    if PLACED:
+        stop = tl.minimum((split + 1) * cells_a_split, tl.max(at_Q, 0) + 1)
+        line_Q = ((sequence * TOKENS + t_Q) * HEADS + head * sharing + q_Q % sharing) * D
+        wait_for_inputs(OVERLAP)
+        let_next_begin(OVERLAP)
+        q = qkv_SRN + line_Q[:, None] + h_H[None, :]
+        low_q, high_q = tl.load(q, mask=wanted, other=0.0), tl.load(q + half, mask=wanted, other=0.0)
+    else:
+        stop = tl.minimum((split + 1) * cells_a_split, past)
+        turn_Q = tl.maximum(at_Q, 0)
+        cos_QH = tl.load(cos_CD + turn_Q[:, None] * half + h_H[None, :])
+        sin_QH = tl.load(sin_CD + turn_Q[:, None] * half + h_H[None, :])
+        wait_for_inputs(OVERLAP)
+        let_next_begin(OVERLAP)
+        line_Q = (sequence * TOKENS + t_Q) * width + (head * sharing + q_Q % sharing) * D
+        q1 = tl.zeros((QUERIES, half), tl.float32)
+        q2 = tl.zeros((QUERIES, half), tl.float32)
+        for part in tl.static_range(IN_SPLITS):
+            q = qkv_SRN + part * rows * width + line_Q[:, None] + h_H[None, :]
+            q1 += tl.load(q, mask=wanted, other=0.0).to(tl.float32)
+            q2 += tl.load(q + half, mask=wanted, other=0.0).to(tl.float32)
+        q1, q2 = q1.to(CACHE).to(tl.float32), q2.to(CACHE).to(tl.float32)
+        low_q = (q1 * cos_QH - q2 * sin_QH).to(CACHE)
+        high_q = (q2 * cos_QH + q1 * sin_QH).to(CACHE)
 
     top_Q = tl.full((QUERIES,), -float("inf"), tl.float32)
     sum_Q = tl.zeros((QUERIES,), tl.float32)
     low_found = tl.zeros((QUERIES, half), tl.float32)
     high_found = tl.zeros((QUERIES, half), tl.float32)
-    if split == 0:  # the new tokens, from registers: what was just written may not be read back here
+    if not PLACED and split == 0:  # the new tokens, from registers: what was just written may not be read back here
         for t in tl.range(TOKENS, num_stages=1):
             position = tl.load(position_BT + slot * TOKENS + t)
             turn = tl.maximum(position, 0) * half + h_H
@@ -109,11 +120,12 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         score_QC = (score_QC + tl.dot(high_q, tl.trans(k2_CH), input_precision="ieee")) * scale
         if SOFTCAP:
             score_QC = softcap * (2 * tl.sigmoid(2 * score_QC / softcap) - 1)
+        seen_QC = seen_C[None, :]
+        if PLACED:
+            seen_QC = seen_QC & (c_C[None, :] <= at_Q[:, None])
         if WINDOW and TOKENS > 1:  # later tokens see fewer of them
-            inside_QC = c_C[None, :] > past + t_Q[:, None] - window
-            score_QC = tl.where(seen_C[None, :] & inside_QC, score_QC, -float("inf"))
-        else:
-            score_QC = tl.where(seen_C[None, :], score_QC, -float("inf"))
+            seen_QC = seen_QC & (c_C[None, :] > past + t_Q[:, None] - window)
+        score_QC = tl.where(seen_QC, score_QC, -float("inf"))
         new_top_Q = tl.maximum(top_Q, tl.max(score_QC, 1))
         safe_Q = tl.where(new_top_Q == -float("inf"), 0.0, new_top_Q)
         keep_Q = tl.exp(top_Q - safe_Q)
@@ -126,7 +138,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         top_Q = new_top_Q
 
     if SPLITS == 1:
-        share_Q = 1 / tl.where(wanted_Q, sum_Q, 1.0)
+        share_Q = 1 / tl.where(sum_Q == 0, 1.0, sum_Q)
         y_Q = (sequence * TOKENS + t_Q) * HEADS * D + (head * sharing + q_Q % sharing) * D
         y = found_RN + y_Q[:, None] + h_H[None, :]
         tl.store(y, (low_found * share_Q[:, None]).to(CACHE), mask=wanted)
@@ -159,10 +171,12 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     s_S = tl.arange(0, PADDED_SPLITS)
     index_S = ((row // TOKENS * KV_HEADS + head // sharing) * SPLITS + s_S) * QUERIES + query
     top_S = tl.load(part_max + index_S, mask=s_S < SPLITS, other=-float("inf"))
-    weight_S = tl.exp(top_S - tl.max(top_S, 0))
+    top = tl.max(top_S, 0)
+    weight_S = tl.exp(top_S - tl.where(top == -float("inf"), 0.0, top))
     sum_S = tl.load(part_sum + index_S, mask=s_S < SPLITS, other=0.0)
     found_SD = tl.load(part_found + index_S[:, None] * D + d_D[None, :], mask=(s_S < SPLITS)[:, None], other=0.0)
-    found_D = (tl.sum(found_SD * weight_S[:, None], 0) / tl.sum(sum_S * weight_S, 0)).to(CACHE)
+    total = tl.sum(sum_S * weight_S, 0)
+    found_D = (tl.sum(found_SD * weight_S[:, None], 0) / tl.where(total == 0, 1.0, total)).to(CACHE)
     tl.store(found_RN + (row * HEADS + head) * D + d_D, found_D)
     if RANK > 0:
         low_L = tl.sum(down_LD.to(tl.float32) * found_D.to(tl.float32)[None, :], 1)

@@ -31,6 +31,7 @@ FEW_ROWS = 16  # rows for which a norm is repeated by several programs, each wit
 PIECE = 4  # numbers of that input per program
 MOST_TOKENS = 32  # tokens per sequence
 FEW_QUERIES = 16  # queries per program, which may then read more cells at once, if it has a multiprocessor to itself
+MANY_TOKENS = 16  # tokens per sequence that a launch of their own puts into the cache: one program would take turns
 MANY_NUMBERS = 1 << 14  # of a program's queries, which need the registers of twice as many threads
 MOST_QUERIES = 128  # queries per program: more do not fit into its registers
 
@@ -44,6 +45,7 @@ class FusedDecoder:
         self.device, self.dtype = one.device, one.dtype
         self.embeddings = addresses([member.model.embed_tokens.weight for member in members], self.device)
         self.cos, self.sin = rotations(one, cache.cells)
+        self.first_slots = torch.arange(cache.slots, device=self.device)
         self.layers = [self._layer([member.model.layers[i] for member in members]) for i in range(architecture.layers)]
         self.norm = addresses([member.model.norm.weight for member in members], self.device)
         self.head = FusedLinear(
@@ -145,13 +147,16 @@ class FusedDecoder:
         window, settings = a.windows[index], {"TOKENS": tokens, "QUERIES": queries, "CACHE": TYPES[self.dtype]}
         sizes = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size, "SPLITS": splits}
         settings |= overlapping(self.device)
+        placed, in_splits = tokens >= MANY_TOKENS, qkv.shape[0]
+        if placed:
+            qkv = PromptPass(self).place(index, qkv, position_BT, self.first_slots[:slots])
         attention_kernel[(sequences, a.kv_heads, splits)](
             qkv, key, value, position_BT, self.cos, self.sin, found, parts[0], parts[1], part_found,
             sequences * tokens, slots, members, self.cache.cells, key.stride(2), key.stride(1), key.stride(0),
             window or 0, a.scaling, a.softcap or 1.0, -(-cells // splits // 32) * 32 if splits > 1 else cells,
             BLOCK_C=32 if busy or queries > FEW_QUERIES or self.dtype.itemsize > 2 else 64,
             WINDOW=window is not None, SOFTCAP=a.softcap is not None,
-            IN_SPLITS=qkv.shape[0], num_stages=3 if self.dtype.itemsize == 2 else 2,
+            IN_SPLITS=in_splits, PLACED=placed, num_stages=3 if self.dtype.itemsize == 2 else 2,
             num_warps=8 if queries * a.head_size >= MANY_NUMBERS else 4, **sizes, **settings,
         )  # fmt: skip
         if splits == 1:

@@ -95,26 +95,36 @@ class PromptPass:
             SPLITS=y.shape[0], POST=post is not None, PIECE=0, num_warps=8, **self._sizes(),
         )  # fmt: skip
 
+    def place(self, index: int, qkv: Tensor, position_BT: Tensor, slot_B: Tensor) -> Tensor:
+        """Put a layer's keys and values into their cells; the queries, rotated."""
+        fused, a = self.decoder, self.decoder.architecture
+        key, value = fused.cache.key_RHCD[index], fused.cache.value_RHCD[index]
+        members, count, tokens = qkv.shape[1], qkv.shape[2], position_BT.shape[1]
+        turned = torch.empty(members, count, a.heads * a.head_size, dtype=fused.dtype, device=fused.device)
+        place_kernel[(members * count,)](
+            qkv, key, value, slot_B, position_BT, fused.cos, fused.sin, turned, members * count, count, tokens, members,
+            fused.cache.cells, key.stride(2), key.stride(1), key.stride(0),
+            ALL_HEADS=triton.next_power_of_2(a.heads + 2 * a.kv_heads), IN_SPLITS=qkv.shape[0], **self._heads(),
+        )  # fmt: skip
+        return turned
+
+    def _heads(self) -> dict[str, Any]:
+        fused, a = self.decoder, self.decoder.architecture
+        sizes: dict[str, Any] = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size}
+        return sizes | {"CACHE": TYPES[fused.dtype], **overlapping(fused.device)}
+
     def _attend(self, index: int, qkv: Tensor, position_BT: Tensor, slot_B: Tensor) -> Tensor:
         fused, a = self.decoder, self.decoder.architecture
         key, value = fused.cache.key_RHCD[index], fused.cache.value_RHCD[index]
-        members, count, (rows, tokens) = qkv.shape[1], qkv.shape[2], position_BT.shape
-        turned, found = (
-            torch.empty(members, count, a.heads * a.head_size, dtype=fused.dtype, device=fused.device) for _ in range(2)
-        )
-        strides = key.stride(2), key.stride(1), key.stride(0)
-        sizes: dict[str, Any] = {"HEADS": a.heads, "KV_HEADS": a.kv_heads, "D": a.head_size}
-        sizes |= {"CACHE": TYPES[fused.dtype], **overlapping(fused.device)}
-        place_kernel[(members * count,)](
-            qkv, key, value, slot_B, position_BT, fused.cos, fused.sin, turned, members * count, count, tokens, members,
-            fused.cache.cells, *strides, ALL_HEADS=triton.next_power_of_2(a.heads + 2 * a.kv_heads),
-            IN_SPLITS=qkv.shape[0], **sizes,
-        )  # fmt: skip
+        members, (rows, tokens) = qkv.shape[1], position_BT.shape
+        turned = self.place(index, qkv, position_BT, slot_B)
+        found = torch.empty_like(turned)
         queries, window = tokens * (a.heads // a.kv_heads), a.windows[index]
         blocks = self._blocks(queries, members * rows * a.kv_heads)
         prompt_attention_kernel[(-(-queries // blocks["BLOCK_Q"]), members * rows, a.kv_heads)](
-            turned, key, value, slot_B, position_BT, found, tokens, rows, members, *strides, window or 0, a.scaling,
-            a.softcap or 1.0, WINDOW=window is not None, SOFTCAP=a.softcap is not None, **blocks, **sizes,
+            turned, key, value, slot_B, position_BT, found, tokens, rows, members, key.stride(2), key.stride(1),
+            key.stride(0), window or 0, a.scaling, a.softcap or 1.0, WINDOW=window is not None,
+            SOFTCAP=a.softcap is not None, **blocks, **self._heads(),
         )  # fmt: skip
         return found
 
