@@ -96,8 +96,8 @@ class FirstToken:
         found["output layer, ours"] = timed(lambda: fused.head(hidden))
         found["output layer, library"] = timed(lambda: wide_logits(fused.head, hidden))
         choices: dict[str, dict[tuple[Any, str], Any]] = {
-            "products of the library": {(prompts, name): 0 for name in ("OWN_ROWS", "OWN_SHARED_ROWS")},
-            "products of ours": {(prompts, name): MANY for name in ("OWN_ROWS", "OWN_SHARED_ROWS")},
+            "products of the library": {(prompts, "OWN_ROWS"): 0},
+            "products of ours": {(prompts, "OWN_ROWS"): MANY},
             "attention in blocks of 64 cells": {(prompts, "FEW_CELLS"): 64},
         }
         for name, choice in choices.items():

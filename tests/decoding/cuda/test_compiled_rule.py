@@ -167,7 +167,7 @@ def test_drafts_use_what_was_compiled_for_steps_or_one_block(
     asked = [Sampling(12, warmth, seed=n, ignore_end=True) for n in range(4)]
     expected = [request.tokens for request in Engine(model, slots=4).generate(given, asked)]
     monkeypatch.setattr(assembly, "RuleRunner", lambda *plain, **settings: compiled_runner(model.rule))
-    monkeypatch.setattr(verification, "TOKENS_PER_TEXT", 0 if by_text else READ_ROWS)
+    monkeypatch.setattr(verification, "at_once", lambda rows, width: by_text)
     engine = Engine(model, slots=4, speculation=Speculation("member:base"))
     torch._dynamo.utils.counters.clear()
     assert [request.tokens for request in engine.generate(given, asked)] == expected

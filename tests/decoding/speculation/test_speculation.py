@@ -66,16 +66,17 @@ def test_rows_keep_different_numbers_of_tokens(rule: str) -> None:
 
 def test_one_count_for_all_rows_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual mistake at batch > 1: what one row accepts is taken for all of them."""
-    accept = verification._accept
+    own = verification.standing
 
-    def shared(right_BG: Tensor) -> Tensor:
-        return accept(right_BG).amax(0, keepdim=True).expand(len(right_BG), 1)
+    def shared(*given: Tensor) -> tuple[Tensor, Tensor]:
+        accepted_B1, kept_BT = own(*given)
+        return accepted_B1.amax(0, keepdim=True).expand_as(accepted_B1), kept_BT
 
     model, given, asked = agreeing(), prompts(8, 60), greedy(8)
     expected = texts(Engine(model, slots=8).generate(given, asked))
     engine = drafting(model, 8, "member:base")
     assert texts(engine.generate(given, asked)) == expected
-    monkeypatch.setattr(verification, "_accept", shared)
+    monkeypatch.setattr(verification, "standing", shared)
     assert texts(engine.generate(given, asked)) != expected
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LIKELY = 0.99  # tokens of drafts that are right, where the rule is sure
+TOKENS_PER_TEXT = 4  # which a rule reads one by one in about the time that it takes to read a text's whole draft
 PAYS = 1.5  # times the tokens a second of all awake that must be promised: members rest by default where they are
 
 
@@ -29,6 +30,7 @@ class Prices:
     alone: float = 0.0  # a member by itself beyond its part in a pass of all, with choosing
     rule: float = 0.0  # the rule over one token of a text, and choosing
     rule_row: float = 0.0  # of a text more
+    rule_draft: float = 0.0  # the rule over a whole draft of one text, where it is read at once (`at_once`)
     deltas: float = 0.0  # having deltas at all: other kernels
     expert: float = 0.0  # reading the deltas of an expert
     every_row: bool = False  # drafts are written by passes over all rows, which are captured
@@ -41,8 +43,8 @@ CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
 # and 2.52 ms for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32.
 # All of it with the rule token by token; a few texts' drafts are now read at once, which was not measured yet
 GPU = Prices(
-    (3, 7, 15, 31), row=0.0065, alone=0.34, rule=0.075, rule_row=0.01, deltas=0.14, expert=0.04, every_row=True,
-    most_rows=256,
+    (3, 7, 15, 31), row=0.0045, alone=0.34, rule=0.075, rule_row=0.007, rule_draft=0.25, deltas=0.14, expert=0.04,
+    every_row=True, most_rows=256,
 )  # fmt: skip
 
 
@@ -62,7 +64,8 @@ class Costs:
         """Price a draft of so many tokens of every text, by so many members, and its verification."""
         drafting = rows if self.prices.every_row else rows / writers
         draft = writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
-        return length * draft + self._all(rows * (length + 1)) + (length + 1) * self._rule(rows)
+        rule = rows * self.prices.rule_draft if at_once(rows, length + 1) else (length + 1) * self._rule(rows)
+        return length * draft + self._all(rows * (length + 1)) + rule
 
     def takes(self, rows: int, length: int) -> bool:
         """Whether fast kernels verify drafts of so many tokens of so many texts."""
@@ -91,6 +94,12 @@ class Costs:
 
     def _rule(self, rows: int) -> float:
         return self.prices.rule + self.prices.rule_row * (rows - 1)
+
+
+def at_once(rows: int, width: int) -> bool:
+    """Whether a compiled rule reads the drafts of so many texts, and a token more, text by text: few texts, long ones.
+    Else it reads them token by token, all texts at once."""
+    return width >= TOKENS_PER_TEXT * rows
 
 
 def expected(rate: float, length: int) -> float:

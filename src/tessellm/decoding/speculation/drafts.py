@@ -33,6 +33,9 @@ class Drafter(Protocol):
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
         """Look at the slots, before kinds of drafts are asked for."""
 
+    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
+        """Hear whom the rule believes behind so many tokens more, and how surely."""
+
     def kind(self, request: Request) -> int | None:
         """Name the kind of draft that there is for a request; None: there is none."""
 
@@ -153,6 +156,9 @@ class LookupDrafter:
         return text
 
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+        pass
+
+    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
         pass
 
     def passes(self) -> list[dict[str, DraftPass]]:

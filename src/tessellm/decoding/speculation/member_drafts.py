@@ -46,6 +46,9 @@ class MemberDrafter:
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
         pass
 
+    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
+        pass
+
     def kind(self, request: Request) -> int | None:
         return 0
 
@@ -109,6 +112,7 @@ class BelievedDrafter:
     def __init__(self, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers):
         self.model, self.work, self.drafts = model, work, drafts
         self._believed: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()  # member, how sure
+        self._behind: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # as many tokens of the request
         self._found_2S = torch.zeros_like(work.slots.index_S).repeat(2, 1)
         self._by_place: dict[int, MemberDrafter] = {}
         for place in range(len(model.members)) if model.device.type == "cuda" else ():  # to capture their passes
@@ -118,13 +122,18 @@ class BelievedDrafter:
         pass
 
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
-        """See whom the rule believes, per request."""
+        """See whom the rule believes, per request; where the last verified draft told, the device is not asked."""
+        if all(self._behind.get(request) == request.asked for request in in_slot.values()):
+            return
         rows = max(in_slot) + 1
         voice = self.work.voice
         found = voice.rule.believed_members(self.work.states.read(voice, slice(rows)))
         self._found_2S[:, :rows] = torch.stack(found)
         members, sure = steps.get(self._found_2S)
         self._believed.update({request: (members[slot], sure[slot]) for slot, request in in_slot.items()})
+
+    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
+        self._believed[request], self._behind[request] = believed, request.asked + tokens
 
     def kind(self, request: Request) -> int | None:
         return self._believed[request][1]

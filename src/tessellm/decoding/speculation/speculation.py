@@ -6,7 +6,7 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -82,11 +82,11 @@ class Speculator:
         self._in_vain = 0 if length else self._in_vain + 1
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
+        cost = self.pace.in_steps(rows, length) if isinstance(self.pace, ModelledPace) else 0.0
         for request, kind, tokens in zip(running, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
                 self._learn(request, kind, length, tokens)
-                if isinstance(self.pace, ModelledPace):
-                    self.losses.note(request, self.pace.in_steps(rows, length), len(tokens))
+                self.losses.note(request, cost, len(tokens))
         return result
 
     def _run(
@@ -106,8 +106,10 @@ class Speculator:
             self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         else:  # as it is: which rows are observed differs from pass to pass
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
-        result = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots)
+        came = self.steps.get(self.drafts.came_SX[:rows])
+        result = self.drafts.read(came, slots)
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
+            self.drafter.believe(request, len(tokens), self.drafts.believed(came, slot))
             if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
@@ -141,19 +143,23 @@ class Speculator:
 
     def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
         """Choose the length of the next drafts; requests without a draft have a rate of 0."""
+        costs: dict[int, float] = {}
+        if isinstance(self.pace, ModelledPace):
+            costs = {length: self.pace.in_steps(rows, length) for length in self.lengths}
         pairs = zip(running, kinds, strict=True)
-        return self.pace.choose(rows, [self._prospect(request, kind, rows) for request, kind in pairs])
+        return self.pace.choose(rows, [self._prospect(request, kind, costs) for request, kind in pairs])
 
-    def _prospect(self, request: Request, kind: int | None, rows: int) -> tuple[float, int]:
+    def _prospect(self, request: Request, kind: int | None, costs: Mapping[int, float]) -> tuple[float, int]:
         """Return the acceptance rate to expect, and how many tokens to hope for. A member that was not yet seen to be
-        right about a text is hoped to be for a short draft, and none is longer than the text can lose."""
+        right about a text is hoped to be for a short draft, and none is longer than the text can lose, where lengths
+        have a known cost in steps."""
         if kind is None:
             return 0.0, 0
-        room, pace = request.room, self.pace
+        room = request.room
         if self.by_belief and not self.rates.seen_right(request):
             room = min(room, self.lengths[0])
-        if isinstance(pace, ModelledPace):
-            fitting = [n for n in self.lengths if self.losses.allow(request, pace.in_steps(rows, n))]
+        if costs:
+            fitting = [length for length, cost in costs.items() if self.losses.allow(request, cost)]
             room = min(room, max(fitting, default=0))
         return self.rates.rate(request, kind), room
 

@@ -29,8 +29,7 @@ from ..members.groups import member_logits
 from ..passes import READ_ROWS, Workspace, choose_tokens, standing, states_by_text
 from ..sampling import TokenChoice
 from ..voices import SpecialRows
-
-TOKENS_PER_TEXT = 4  # which the rule reads one by one in about the time that it takes to read a text's block twice
+from .costs import at_once
 
 
 class Judged(NamedTuple):
@@ -55,7 +54,8 @@ class DraftBuffers:
     done_S: Tensor  # tokens of a draft that a member has written
     writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
     fed_TS: Tensor
-    came_SX: Tensor  # for one transfer: how many tokens, the tokens, their log-probabilities, broken members
+    came_SX: Tensor  # for one transfer: how many tokens, the tokens, their log-probabilities, broken members, whom the
+    # rule believes behind them, and how surely
 
     @staticmethod
     def empty(slots: int, members: int, longest: int, device: torch.device) -> DraftBuffers:
@@ -65,7 +65,7 @@ class DraftBuffers:
             torch.zeros(slots, dtype=torch.long, device=device),
             torch.full((slots,), -1, device=device),
             torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
-            torch.zeros(slots, 1 + 2 * (longest + 1) + members, dtype=torch.double, device=device),
+            torch.zeros(slots, 1 + 2 * (longest + 1) + members + 2, dtype=torch.double, device=device),
         )
 
     @property
@@ -89,8 +89,13 @@ class DraftBuffers:
         return StepResult(
             [[int(token) for token in row[1 : 1 + int(row[0])]] for row in rows],
             [row[at : at + int(row[0])] for row in rows],
-            [[bool(broken) for broken in row[at + self.widest :]] for row in rows],
+            [[bool(broken) for broken in row[at + self.widest : -2]] for row in rows],
         )
+
+    @staticmethod
+    def believed(came: Sequence[Sequence[float]], slot: int) -> tuple[int, int]:
+        """Look up whom the rule believes now, and how surely, where it tells."""
+        return int(came[slot][-2]), int(came[slot][-1])
 
 
 def verify(
@@ -116,7 +121,7 @@ def verify(
         judged = _judge_observed(work, drafts, logits_M, batch, choice, special)
     elif work.runner.drafts_at_once:
         judged = _judge_together(work, logits_M, batch, choice)
-    elif work.runner.read is not None and width >= TOKENS_PER_TEXT * rows:
+    elif work.runner.judge is not None and at_once(rows, width):
         judged = _judge_by_text(work, logits_M, batch, choice)
     else:
         judged = _judge_one_by_one(work, drafts, logits_M, batch, choice)
@@ -128,7 +133,10 @@ def verify(
         torch.where(spoilt_B.view(-1, *[1] * (new.ndim - 1)), buffer, new, out=buffer)
     came_BX, at = drafts.came_SX[:rows], 1 + drafts.widest
     came_BX[:, 0], came_BX[:, 1 : 1 + width] = count_B, token_BT
-    came_BX[:, at : at + width], came_BX[:, at + drafts.widest :] = logprob_BT, broken_BM
+    came_BX[:, at : at + width], came_BX[:, at + drafts.widest : -2] = logprob_BT, broken_BM
+    if work.voice.rule.lets_members_rest:
+        found = work.voice.rule.believed_members(work.states.read(work.voice, slice(rows)))
+        came_BX[:, -2:] = torch.stack(found, 1)
     kept_B = token_BT.gather(1, accepted_B1)[:, 0]
     slots.token_S[:rows] = torch.where(spoilt_B, slots.token_S[:rows], kept_B)
     slots.position_S[:rows] += count_B

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .decoder import FusedDecoder
 
 OWN_ROWS = 256  # rows per weight up to which products are ours, in half precision
-OWN_SHARED_ROWS = 512  # the same where all members read one weight: deltas would be launches of their own
 OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
 OWN_LOGIT_ROWS = 512  # rows per weight up to which the output layer is ours; more would be too many for its addresses
 GATED = 1024  # outputs of gate and up per program
@@ -68,8 +67,8 @@ class PromptPass:
 
     def _is_own(self, linear: FusedLinear, rows: int) -> bool:
         """Whether a product of so many rows per member is one launch of ours."""
-        members, most = (self.decoder.members, OWN_SHARED_ROWS) if linear.shared else (1, OWN_ROWS)
-        return rows * members <= (most if self.decoder.dtype.itemsize == 2 else OWN_WIDE_ROWS)
+        rows *= self.decoder.members if linear.shared else 1
+        return rows <= (OWN_ROWS if self.decoder.dtype.itemsize == 2 else OWN_WIDE_ROWS)
 
     def _product(self, linear: FusedLinear, x_MBK: Tensor, low: Low | None = None) -> Tensor:
         """Multiply; y in pieces."""
