@@ -262,7 +262,8 @@ class Belief(BaseRule):
         last: tuple[Any, Any] = (slice(None), -1)
         if not every:
             last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
-            any_B, last = last_B >= 0, (torch.arange(len(last_B), device=last_B.device), last_B.clamp_min(0))
+            at_B = last_B.clamp(0, mask_BT.shape[1] - 1)  # both ends: a compiler of indices needs them
+            any_B, last = last_B >= 0, (torch.arange(len(last_B), device=last_B.device), at_B)
         found = (
             (rows.laws(*last).transpose(0, 1), state.pending_BLV),
             (belief_BTL[last], state.belief_BL),

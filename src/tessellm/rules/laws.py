@@ -87,7 +87,7 @@ def observe(
         return said_BL1.transpose(1, 2).clamp_min(LOG_FLOOR), mask_BT & started_B[:, None]
     last_BT = last_real(mask_BT)
     row_B1 = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None]
-    within_BTL = rows.laws(row_B1, last_BT.clamp_min(0), tokens_BT).permute(1, 2, 0)
+    within_BTL = rows.laws(row_B1, last_BT.clamp(0, tokens_BT.shape[1] - 1), tokens_BT).permute(1, 2, 0)
     pending_BTL = pending_BLV[row_B1, :, tokens_BT]
     inside_BT = last_BT >= 0
     said_BTL = torch.where(inside_BT[..., None], within_BTL, pending_BTL)
