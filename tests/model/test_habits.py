@@ -6,8 +6,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import tessellm
+from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 from tessellm.model.habits import _before_answer, _before_user, _common_beginning, _in_chat, _rendered
 from tessellm.model.usual import PROMPTS
 from tessellm.rules.belief import Belief
@@ -73,6 +75,31 @@ def test_the_engine_writes_what_generate_writes(chatting):
     for prompt, request in zip(prompts, requests, strict=True):
         whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
         assert request.tokens == whole[: len(request.tokens)].tolist()
+
+
+def test_conversations_are_written_alike_also_while_members_rest(chatting):
+    model = tessellm.compose(**chatting, rule="belief")
+    turns = [{"role": role, "content": text} for role, text in (("user", "HOW?"), ("assistant", "so, 42\n"))]
+    asked = {"role": "user", "content": "\n\nAND " + "abc " * 20}
+    chats = [
+        [*turns, asked],
+        [*turns * 6, asked],
+        turns,
+        [{"role": "system", "content": "x"}],
+        [*turns, turns[0] | {"content": ""}],
+    ]
+    prompts = [
+        model.tokenizer(text, add_special_tokens=False).input_ids for text in in_template(model.tokenizer, chats)
+    ]
+    awake = Engine(model, slots=1, speculation=Speculation("none")).generate(prompts, Sampling(12))
+    resting = draft_always(Engine(model, slots=3, speculation=Speculation("belief")), 5).generate(prompts, Sampling(12))
+    for prompt, one, other in zip(prompts, awake, resting, strict=True):
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
+        assert one.tokens == other.tokens == whole[: len(one.tokens)].tolist()
+
+
+def in_template(tokenizer, chats):
+    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
 
 
 def test_setting_the_rule_by_its_name_learns_the_habits_of_weighted_experts(chatting):
