@@ -5,7 +5,7 @@ small talk, and behind a system prompt; hearing the user's last words alone, and
 
 Development prompts of TESSELLM_REAL_DATA (else the repository's sample), six skills, the repository's adapters of
 SmolLM2; a plain prompt is right where it is left to the base. The first six of each skill were looked at while the rule
-was made. Writes results/conversations.json.
+was made. Writes results/conversations.json; conversations_written.py measures the answers.
 """
 
 from __future__ import annotations

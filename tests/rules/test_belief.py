@@ -284,6 +284,7 @@ def test_where_the_user_spoke_last(steps):
     assert since_user((5, 2), window)[0, -1].int().tolist() == [0] * 8 + [1, 1]
     assert since_user((5,), window)[0, 0].int().tolist() == [0] * 10  # it has said nothing yet
     assert since_user((3, 2), window).all()
+    assert since_user((5, 0), window, spaces=1)[0, -1].int().tolist() == [0] * 8 + [1, 1]
     assert since_user((), window) is None
     assert since_user((5,) * 11, window) is None
 
@@ -333,6 +334,8 @@ def test_the_same_expert_twice_is_believed_alike_and_costs_no_more_than_its_prio
         ({"habits": ((math.nan,) * 5 + (1.0,) * 5,)}, "finite"),
         ({"span": 2, "turn": (1, 2, 3)}, "turn must fit"),
         ({"span": 2, "user": (1, 2, 3)}, "user must fit"),
+        ({"user": (1, 2), "spaces": 2}, "spaces must be"),
+        ({"spaces": True}, "spaces must be"),
     ],
 )
 def test_bad_parameters(options, message):

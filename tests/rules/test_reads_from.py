@@ -26,6 +26,7 @@ RULES: dict[str, ComposedRule] = {
     "belief, opening with a turn": ComposedRule(Belief(HABITS, (4, 3, 1), (3, 1), 6)),
     "belief, stops by policy": ComposedRule(Belief(HABITS, (4, 3), (4, 1), 6), stops=ENDS, policy="owner"),
     "belief, a style": ComposedRule(Belief(HABITS[:1], (4, 3), (3, 1), 6, (2,))),
+    "belief, a user who speaks again": ComposedRule(Belief(HABITS, (4, 3), (3, 1), 6, user=(0, 2))),
     "belief, weights": ComposedRule(Belief(HABITS, (4, 3), (3, 1), 6), weights=(0.5, 2.0)),
     "belief without habits": ComposedRule(Belief(span=6)),
     "evidence": ComposedRule(Evidence(window=6)),

@@ -25,7 +25,8 @@ from .usual import PROMPTS
 if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
 
-ANSWERS = ("Yes", "It is 42.", "echo")  # that end in different ways
+ANSWERS = ("Yes", "It is 42.", "echo", "x = 1\n", "so ")  # that end in different ways
+SPACED = ("", "\n\nHi", "  Hi", "Hi\n", "Hi\n\n", "Hi  ")  # spaces may be one token with those of the template
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 AT_ONCE = 1 << 27  # logits of prompts that are read together
 SPREAD = 3.0  # by which each expert's sum of deviations deviates on usual prompts: numbers that go together count less
@@ -88,23 +89,38 @@ def _marked(model: ComposedForCausalLM, rule: Belief) -> tuple[Belief, list[list
     """The rule with where prompts open and answers begin, and the usual prompts; None where nothing marks that."""
     limit = model.config.max_position_embeddings
     prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
-    opening, turn = _common_beginning(prompts), _common_beginning([ids[::-1] for ids in prompts])[::-1]
+    opening, turn = _common_beginning(prompts), _before_answer(model.tokenizer, prompts)
     if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
         return None
-    user = _before_user(model.tokenizer)
-    return replace(rule, opening=opening, turn=turn[-rule.span :], user=user[-rule.span :]), prompts
+    user, spaces = _before_user(model.tokenizer)
+    user = user[-rule.span :]
+    return replace(rule, opening=opening, turn=turn[-rule.span :], user=user, spaces=spaces), prompts
 
 
-def _in_chat(tokenizer: Any) -> list[list[int]]:
+def _in_chat(tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
     """The usual prompts as token ids, in the chat template; none where there is no template."""
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return []
-    return _rendered(tokenizer, [[{"role": "user", "content": prompt}] for prompt in PROMPTS])
+    return _rendered(tokenizer, [[{"role": "user", "content": prompt}] for prompt in prompts])
 
 
-def _before_user(tokenizer: Any) -> list[int]:
-    """The token ids between an answer and what the user says then, whatever the two are; none where the template has no
-    second turn."""
+def _before_answer(tokenizer: Any, prompts: list[list[int]]) -> list[int]:
+    """The token ids behind which an answer begins, whatever spaces a prompt ends with; if they are nothing but spaces,
+    those behind usual prompts."""
+    return _common_end([*prompts, *_in_chat(tokenizer, SPACED)]) or _common_end(prompts)
+
+
+def _before_user(tokenizer: Any) -> tuple[list[int], int]:
+    """The token ids between an answer and what the user says then, whatever the two are, and how many of the last of
+    them become others where that begins with spaces; none where the template has no second turn, or but spaces between
+    turns, which are within what is said, too."""
+    usual, always = (_between_turns(tokenizer, prompts) for prompts in (PROMPTS[1:9], (*PROMPTS[1:9], *SPACED)))
+    if not always or tokenizer.decode(always).isspace():
+        return [], 0
+    return (usual, len(usual) - len(always)) if usual[: len(always)] == always else (always, 0)
+
+
+def _between_turns(tokenizer: Any, prompts: Sequence[str]) -> list[int]:
     begun = []
     for answer in ANSWERS:
         chats = [
@@ -113,10 +129,10 @@ def _before_user(tokenizer: Any) -> list[int]:
                 {"role": "assistant", "content": answer},
                 {"role": "user", "content": prompt},
             ]
-            for prompt in PROMPTS[1:9]
+            for prompt in prompts
         ]
         begun.append(_common_beginning(_rendered(tokenizer, chats)))
-    return _common_beginning([ids[::-1] for ids in begun])[::-1]
+    return _common_end(begun)
 
 
 def _rendered(tokenizer: Any, chats: list[Any]) -> list[list[int]]:
@@ -135,6 +151,10 @@ def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
             break
         found.append(column[0])
     return found
+
+
+def _common_end(rows: Sequence[Sequence[int]]) -> list[int]:
+    return _common_beginning([row[::-1] for row in rows])[::-1]
 
 
 def _batches(prompts: Sequence[list[int]], numbers: int) -> Iterator[list[list[int]]]:

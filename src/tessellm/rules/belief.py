@@ -30,7 +30,7 @@ from torch import Tensor
 from .base import BaseRule
 from .chain import beliefs_along, update_matrices
 from .equation import working_dtype
-from .fitting import check_habits, check_template
+from .fitting import check_habits, check_marks, check_template
 from .laws import Readings, activity, mixture, observe, read_rows, styled
 from .protocol import Explanation
 from .resting import believed_members, explanation
@@ -63,9 +63,9 @@ class BeliefState(NamedTuple):
 class Belief(BaseRule):
     """The rule object. `habits`: per expert the means, then the deviations, of its numbers on prompts of all kinds.
     `opening`: the token ids with which every prompt opens, which tell nothing; `turn`: those behind which an answer
-    begins; `user`: those behind which a user speaks again, who is then heard alone, not what was said before. All come
-    from `model.habits`; none of them is needed. `styles`: the numbers of experts that are styles (styles.py); habits
-    are those of the others."""
+    begins; `user`: those behind which a user speaks again, who is then heard alone, not what was said before; the last
+    `spaces` of them are others where the user begins with spaces. All come from `model.habits`; none of them is needed.
+    `styles`: the numbers of experts that are styles (styles.py); habits are those of the others."""
 
     habits: Sequence[Sequence[float]] = ()
     opening: Sequence[int] = ()
@@ -73,6 +73,7 @@ class Belief(BaseRule):
     span: int = 128
     styles: Sequence[int] = ()
     user: Sequence[int] = ()
+    spaces: int = 0
     name: str = "belief"
     names_tokens = ("opening", "turn", "user")
     tells = frozenset({"law_BTL", "score_BTK"})
@@ -85,11 +86,7 @@ class Belief(BaseRule):
             raise ValueError(f"habits are {NUMBERS} means and {NUMBERS} deviations above 0 per expert; got {habits!r}")
         if not all(math.isfinite(number) for expert in habits for number in expert):
             raise ValueError("habits are finite numbers")
-        for key in ("turn", "user"):
-            if len(getattr(self, key)) > self.span:
-                raise ValueError(
-                    f"{key} must fit into the span of {self.span}; it has {len(getattr(self, key))} tokens"
-                )
+        check_marks(self.span, self.turn, self.user, self.spaces)
         object.__setattr__(self, "habits", habits)
         object.__setattr__(self, "styles", checked_styles(self.styles))
         for key in self.names_tokens:
@@ -204,7 +201,7 @@ class Belief(BaseRule):
     def _score(self, window_BTWF: Tensor, now_BTKN: Tensor) -> Tensor:
         """How far each expert acts beyond its habits, by the user's last words: [B, T, K]. Behind an earlier answer,
         which everybody can copy, it does not act where it is nearer to the base than usual, however sure it is."""
-        heard_BTW = since_user(self.user, window_BTWF[..., -1])
+        heard_BTW = since_user(self.user, window_BTWF[..., -1], self.spaces)
         beyond_BTKN = self.beyond(torch.cat([averages(window_BTWF[..., :-1], heard_BTW), now_BTKN], -1))
         score_BTK = beyond_BTKN.sum(-1)
         if heard_BTW is None:

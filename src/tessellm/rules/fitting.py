@@ -17,6 +17,15 @@ def check_habits(habits: Sequence[Sequence[float]], experts: int) -> None:
         raise ValueError(f"expected habits within ±{LARGEST_HABIT:g}")
 
 
+def check_marks(span: int, turn: Sequence[int], user: Sequence[int], spaces: int) -> None:
+    """Refuse marks that cannot be found among the last `span` tokens."""
+    for key, mark in (("turn", turn), ("user", user)):
+        if len(mark) > span:
+            raise ValueError(f"{key} must fit into the span of {span}; it has {len(mark)} tokens")
+    if not isinstance(spaces, int) or isinstance(spaces, bool) or not 0 <= spaces < max(1, len(user)):
+        raise ValueError(f"spaces must be a number of tokens at the end of user, not all of them; got {spaces!r}")
+
+
 def check_template(opening: Sequence[int], turn: Sequence[int], user: Sequence[int], vocab_size: int) -> None:
     """Refuse an opening without end, and tokens that are not in the vocabulary."""
     if len(opening) > LONGEST_OPENING:

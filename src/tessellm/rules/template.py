@@ -33,14 +33,14 @@ def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
     return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
 
 
-def since_user(user: Sequence[int], token_BTW: Tensor) -> Tensor | None:
+def since_user(user: Sequence[int], token_BTW: Tensor, spaces: int = 0) -> Tensor | None:
     """Which positions of the window lie behind the last tokens in it behind which the user speaks, all where there are
-    none: [B, T, W]. None: nobody knows these tokens."""
+    none: [B, T, W]. The last `spaces` of these tokens may be any. None: nobody knows them."""
     width, window = len(user), token_BTW.shape[-1]
     if not 0 < width <= window:
         return None
     marks_BTP = torch.ones_like(token_BTW[..., width - 1 :], dtype=torch.bool)
-    for place, token in enumerate(user):
+    for place, token in enumerate(user[: width - spaces]):
         marks_BTP = marks_BTP & (token_BTW[..., place : window - width + 1 + place] == token)
     index_W = torch.arange(window, device=token_BTW.device)
     last_BT1 = torch.where(marks_BTP, index_W[width - 1 :], -1).amax(-1, keepdim=True)
