@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "resting.md"
-RESULT = ROOT / "results" / "resting-cuda.json"
+RESULTS = [ROOT / "results" / f"{name}.json" for name in ("resting-cuda", "resting-cuda-before")]
 BEGIN, END = "<!-- on a GPU -->", "<!-- end on a GPU -->"
 COMMAND = "python benchmarks/resting.py --device cuda --tokens 96"
 
 
-def lines(content: dict[str, Any] | None) -> Iterator[str]:
-    """The block: a table of the parts, and one of the claims; without a result, how to measure."""
-    if content is None:
-        yield f"Not measured yet: `{COMMAND}` does, and `python docs/generate_resting.py` writes it here."
-        return
+def lines(content: dict[str, Any]) -> Iterator[str]:
+    """A table of the parts of a result, and one of its claims."""
     yield f"{content['hardware']}, commit {content['commit'][:7]}, `{COMMAND}`; milliseconds per token and text:"
     yield ""
     yield "| | all awake | resting | × | drafts accepted | texts the same |"
@@ -43,15 +40,20 @@ def _holds(holds: bool) -> str:
     return "yes" if holds else "**no**"
 
 
-def page(text: str, content: dict[str, Any] | None) -> str:
-    """The page with the block as it should be."""
+def page(text: str, contents: Sequence[dict[str, Any]]) -> str:
+    """The page with the block as it should be; without a result, how to measure."""
     before, _, rest = text.partition(BEGIN)
-    return before + "\n".join([BEGIN, *lines(content), END]) + rest.partition(END)[2]
+    block = [BEGIN]
+    for content in contents:
+        block += [*lines(content), ""]
+    if not contents:
+        block += [f"Not measured yet: `{COMMAND}` does, and `python docs/generate_resting.py` writes it here.", ""]
+    return before + "\n".join([*block[:-1], END]) + rest.partition(END)[2]
 
 
 def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
-    wanted = page(text, json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else None)
+    wanted = page(text, [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS if path.is_file()])
     if "--check" in sys.argv:
         if wanted != text:
             print(f"out of date: {PAGE}: run python docs/generate_resting.py")

@@ -30,7 +30,7 @@ class Prices:
     alone: float = 0.0  # a member by itself beyond its part in a pass of all, with choosing
     rule: float = 0.0  # the rule over one token of a text, and choosing
     rule_row: float = 0.0  # of a text more
-    rule_draft: float = 0.0  # the rule over a whole draft of one text, where it is read at once (`at_once`)
+    rule_draft: float = 0.0  # per member, the rule over a whole draft of one text, where it is read at once (`at_once`)
     deltas: float = 0.0  # having deltas at all: other kernels
     expert: float = 0.0  # reading the deltas of an expert
     every_row: bool = False  # drafts are written by passes over all rows, which are captured
@@ -39,11 +39,11 @@ class Prices:
 
 CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
 # google/gemma-2-2b in bfloat16 on an H200, results/resting-cuda.json: a member's part in a pass of three takes 1.45 ms,
-# a draft's token 1.94; verifying 3, 7, 15, 31 tokens 4.96, 5.41, 6.33, 8.74. Earlier, results/gpu-decoding*.json: 1.98
-# and 2.52 ms for the base with one and eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32.
-# All of it with the rule token by token; a few texts' drafts are now read at once, which was not measured yet
+# a draft's token 1.94; verifying 3, 7, 15, 31 tokens 5.25, 5.42, 5.47, 5.46, of nine members 13.7 to 14.8; of 32 texts,
+# 3 and 7 tokens each, 9.0 and 15.1. Earlier, results/gpu-decoding*.json: 1.98 and 2.52 ms for the base with one and
+# eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
 GPU = Prices(
-    (3, 7, 15, 31), row=0.0045, alone=0.34, rule=0.075, rule_row=0.007, rule_draft=0.25, deltas=0.14, expert=0.04,
+    (3, 7, 15, 31), row=0.0045, alone=0.34, rule=0.075, rule_row=0.01, rule_draft=0.15, deltas=0.14, expert=0.04,
     every_row=True, most_rows=256,
 )  # fmt: skip
 
@@ -64,7 +64,9 @@ class Costs:
         """Price a draft of so many tokens of every text, by so many members, and its verification."""
         drafting = rows if self.prices.every_row else rows / writers
         draft = writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
-        rule = rows * self.prices.rule_draft if at_once(rows, length + 1) else (length + 1) * self._rule(rows)
+        rule = (length + 1) * self._rule(rows)
+        if at_once(rows, length + 1):
+            rule = rows * self.prices.rule_draft * (self.full + self.lora)
         return length * draft + self._all(rows * (length + 1)) + rule
 
     def takes(self, rows: int, length: int) -> bool:
