@@ -68,9 +68,9 @@ def equality(tables: Tables) -> list[Callable[[], Claim]]:
         return []
     total, wrong = sum(row["tokens"] for row in same), sum(row["different"] for row in same)
     share = (wrong + sum(row["different_where_fragile"] for row in same)) / total
-    tokens = f"float32: share of {total} greedy tokens that are not model.py's"
-    far = "float32: the largest difference of a log-probability from model.py's"
-    target = "< 0.01, and none but where model.py's choice is fragile"
+    tokens = f"float32: share of {total} greedy tokens that are not the reference's"
+    far = "float32: the largest difference of a log-probability from the reference's"
+    target = "< 0.01, and none but where two tokens tie within rounding"
     return [
         lambda: Claim("equal-tokens", tokens, share, target, share < 0.01 and not wrong),
         lambda: at_most("equal-logprobs", far, max(row["logprob_largest"] for row in same), 1e-4),
