@@ -24,7 +24,7 @@ from .pace import AcceptanceRates, Losses, ModelledPace, Pace
 from .verification import DraftBuffers, verify
 from .who import Speculation, costs_of
 
-BELIEVED_RATES = (0.75, 0.9, 0.97, 0.995)  # acceptance of drafts by how sure the rule is; of 363 by the surest all stood
+BELIEVED_RATES = (0.75, 0.9, 0.97, 0.995)  # acceptance of drafts by how sure the rule is, before any were seen
 PATIENCE = 16  # passes in a row for which drafts did not pay
 REST = 16  # steps without drafts after them
 CELLS_APART = 64  # between lengths of text for which passes are prepared
