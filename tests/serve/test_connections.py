@@ -123,7 +123,10 @@ def test_whoever_has_waited_longest_makes_room(
     with bounded(Limits(connections=5)) as connect:
         answering = connect(GET.replace(b"/health", b"/large"))
         assert answering.recv(1)
-        clients = [connect(sent) for sent in (b"", HALF_HEADER, HALF_BODY, b"", b"", b"", b"")]
+        clients = []
+        for sent in (b"", HALF_HEADER, HALF_BODY, b"", b"", b"", b""):
+            clients.append(connect(sent))
+            time.sleep(0.1)  # a request that comes in parts has waited since the last of them
         until = time.monotonic() + PATIENCE
         while any(is_open(client) for client in clients[:3]) and time.monotonic() < until:
             time.sleep(0.1)
