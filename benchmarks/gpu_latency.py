@@ -120,6 +120,9 @@ def run_process(name: str, given: argparse.Namespace, cache: Path) -> dict[str, 
     if ran.returncode and not lines:
         raise RuntimeError(ran.stderr.strip()[-2000:])
     found: dict[str, Any] = json.loads(lines[-1])
+    if slower := [line for line in ran.stderr.splitlines() if "which is slower" in line]:
+        found["not as planned"] = slower
+        print(f"{name}: {slower}", flush=True)
     if ran.returncode:
         found["error"] = ran.stderr.strip()[-2000:]
     elif name.endswith(("cold", "warm")):

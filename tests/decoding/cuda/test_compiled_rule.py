@@ -180,8 +180,13 @@ def test_drafts_use_what_was_compiled_for_steps_or_one_block(
     assert ("read_block" in names) == (by_text and warmth > 0)
 
 
-@pytest.mark.parametrize("rule", [RULES[1], RULES[4], RULES[7]])
-@pytest.mark.parametrize(("rows", "width", "at_once"), [(3, 16, True), (1, READ_ROWS, True), (1, 16, False)])
+@pytest.mark.parametrize(
+    ("rule", "rows", "width", "at_once"),
+    [
+        (RULES[1], 3, 16, True), (RULES[1], 1, 16, False), (RULES[4], 1, READ_ROWS, True), (RULES[7], 3, 16, True),
+        (RULES[7], 1, 16, False),
+    ],
+)  # fmt: skip
 @torch.inference_mode()
 def test_drafts_read_by_text_are_judged_as_token_by_token(
     rule: Any, rows: int, width: int, at_once: bool, traced: list[Any]

@@ -20,6 +20,7 @@ from .overlap import overlapping
 
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 THIN = 1  # rows up to which sums in registers beat matrix units; never where members have deltas
+SHORT = 10_000_000  # numbers of one member's weights that are read so fast that sums in several pieces pay
 MOST_BLOCK_R = 64  # rows per program, but for large blocks
 LARGE = 128  # rows and output rows per large block
 LARGE_DELTA_ROWS = 128  # rows up to which weights of members with deltas have no large blocks
@@ -201,7 +202,8 @@ def layout_of(weights: LaunchWeights, launched: LaunchRows) -> Layout:
     """Choose the layout that was fastest on one H200 (benchmarks/fused_linear.py)."""
     rows, out, itemsize = launched.rows, weights.out, weights.dtype.itemsize
     padded = triton.next_power_of_2(rows)
-    if weights.thin and rows <= THIN:
+    short = launched.groups == 1 and weights.splits and out * weights.k <= SHORT
+    if weights.thin and rows <= THIN and not short:
         size = {"BLOCK_N": 2, "BLOCK_K": 1024} if weights.k > 4096 else {"BLOCK_N": 8, "BLOCK_K": 256}
         return Layout(True, 1, {"BLOCK_R": padded, "num_warps": 4, **size})
     most_splits = max(1, weights.k // SHORTEST_SUM) if weights.splits else 1
