@@ -39,16 +39,24 @@ def test_drafts_stand_up_to_the_first_token_that_the_writer_would_not_write() ->
 
 def test_a_replayed_answer_believes_and_says_what_was_recorded() -> None:
     model = full_members(random_base("gemma-tiny", "cpu", torch.float32), 3)
-    model.set_rule(Replayed([TRACE], 3, 128, "cpu"))
+    with pytest.raises(ValueError, match="cannot be replayed"):
+        Replayed([TRACE], 3, 128, "cpu")
+    said = Trace("math", [0, 1, 1, 1, 1, 1], [0, 1, 3, 3, 3, 3], [[0], [0, 1], [1], [1, 2], [1], [0, 1, 2]])
+    rule = Replayed([said], 3, 128, "cpu")
+    model.set_rule(rule)
     rows = prompts(model, [0])
     texts = {}
     for who in ("none", "belief"):
         engine = Engine(model, 1, 200, speculation=Speculation(who))
         texts[who] = run(engine, rows, 24)[1]
     assert texts["none"] == texts["belief"]
-    (text,) = texts["none"]
-    changed = [one != other for one, other in zip(rows[0][-1:] + text, text, strict=False)]
-    assert changed[:12] == [False, False, False, True, False, False] * 2  # the fourth is nobody's who was believed
+    assert texts["none"] == [rows[0][-1:] * 24]
+    state = rule.begun(torch.zeros(3, 1, 1, model.config.vocab_size))
+    believed = []
+    for row in range(1, 128 + 12):
+        state = state._replace(rows_B=torch.tensor([row]))
+        believed.append([int(each) for each in rule.believed_members(state)])
+    assert believed[127:139] == [[0, 0], [1, 1], [1, 3], [1, 3], [1, 3], [1, 3]] * 2
 
 
 def test_who_is_believed_follows_the_prompt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from dataclasses import replace
 from functools import partial
 
@@ -58,8 +59,21 @@ def fast_steps(plain: Steps, compiled: bool, few_shapes: bool) -> Steps:
     is many small kernels otherwise, and `few_shapes` prefers some rows more to another number of rows."""
     if plain.work.slots.token_S.device.type != "cuda":
         return plain
-    from .cuda.compiled_rule import compiled_runner
     from .cuda.graphs import GraphSteps
 
-    work = replace(plain.work, runner=compiled_runner(plain.work.voice.rule)) if compiled else plain.work
+    work = replace(plain.work, runner=_fast_runner(plain.work)) if compiled else plain.work
     return GraphSteps(work, plain.context, few_shapes)
+
+
+def _fast_runner(work: Workspace) -> RuleRunner:
+    """Run the rule by kernels of its own where there are some, else compiled."""
+    from .cuda.compiled_rule import compiled_runner
+
+    rule, members = work.voice.rule, work.slots.broken_SM.shape[1]
+    wide = any(group.module.dtype == torch.float64 for group in work.groups)
+    if rule.mixture is not None and importlib.util.find_spec("triton") is not None and not wide:
+        from .cuda.mixture import MOST_MEMBERS, Mixture
+
+        if members <= MOST_MEMBERS:
+            return Mixture(rule.mixture).runner()
+    return compiled_runner(rule)

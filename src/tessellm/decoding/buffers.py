@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -119,6 +119,16 @@ class StepResult:
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
     broken: Sequence[Sequence[bool]]
+
+
+class Judged(NamedTuple):
+    """What the composition writes along a draft."""
+
+    token_BT: Tensor
+    logprob_BT: Tensor
+    accepted_B1: Tensor  # tokens of the row's own draft before its first wrong one
+    broken_BM: Tensor
+    state: Any  # the rule's, after what stands
 
 
 class RuleStates:

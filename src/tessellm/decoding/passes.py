@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..rules import Explanation, Rule, normalised, working_dtype
-from .buffers import PromptRead, RowOrder, RuleStates, SlotBuffers, TokenBatch, laid_out
+from .buffers import Judged, PromptRead, RowOrder, RuleStates, SlotBuffers, TokenBatch, laid_out
 from .members.groups import Group, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
 from .voices import SpecialRows, Voice
@@ -64,7 +64,8 @@ class RuleRunner:
     decide: Callable[..., Decided]
     drafts_at_once: bool  # whether all tokens of a draft are read by one call of the rule
     read: Callable[..., Combined] | None = None  # READ_ROWS positions of one prompt; what the last of them says
-    judge: Callable[..., tuple[Any, ...]] | None = None  # READ_ROWS positions of one draft, greedily
+    read_prompts: Callable[..., Combined] | None = None  # whole prompts, where the rule has kernels of its own
+    judge_drafts: Callable[..., Judged] | None = None  # all drafts at once, likewise
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
             like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
             state = work.voice.rule.begin(batch.token_BT[:, -batch.keep - silent : -batch.keep], like_MBTV)
         listens = silent > 0 and work.voice.rule.is_asked(fed_BT)
-        if work.runner.read is not None and batch.keep >= READ_ROWS:
+        if work.runner.read_prompts is not None:
+            logp_BV, broken_BM, state = work.runner.read_prompts(logits_M, fed_BT, real_BT, state)
+            work.states.write(work.voice, slot_B, state)
+        elif work.runner.read is not None and batch.keep >= READ_ROWS:
             logp_BV, broken_BM = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
         else:
             logp_BV, broken_BM, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)

@@ -22,21 +22,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .base import BaseRule
-from .chain import beliefs_along, update_matrices
+from .chain import believe_at_once
 from .equation import working_dtype
 from .fitting import check_habits, check_marks, check_template
-from .laws import Readings, activity, mixture, observe, read_rows, styled
+from .laws import Heard, activity, mixture, observe, read_rows, styled
 from .protocol import Explanation
 from .resting import believed_members, explanation
-from .rows import in_blocks, last_real, windows
+from .rows import averages, in_blocks, kept, last_row, noted, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
-from .sums import always, sums_are_fast
+from .sums import sums_are_fast
 from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows, since_user
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
@@ -59,6 +59,14 @@ class BeliefState(NamedTuple):
     ring_BWF: Tensor  # of the last W real positions: the averaged numbers, whether they count, the token
 
 
+class Known(NamedTuple):
+    """Those of the rule's parameters that it compares with: as numbers, or as tensors where the rows are."""
+
+    habits: Any  # [K, 2N]
+    opening: Any
+    turn: Any
+
+
 @dataclass(frozen=True)
 class Belief(BaseRule):
     """The rule object. `habits`: per expert the means, then the deviations, of its numbers on prompts of all kinds.
@@ -77,6 +85,7 @@ class Belief(BaseRule):
     name: str = "belief"
     names_tokens = ("opening", "turn", "user")
     tells = frozenset({"law_BTL", "score_BTK"})
+    state_type: ClassVar[Any] = BeliefState
 
     def __post_init__(self) -> None:
         if not isinstance(self.span, int) or isinstance(self.span, bool) or not 1 <= self.span <= LONGEST:
@@ -111,7 +120,7 @@ class Belief(BaseRule):
 
     def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> BeliefState:
         """The state after tokens whose rows tell nothing; `like_MBTV`: as log-probabilities of the rows behind them."""
-        state = self._start(like_MBTV[: len(like_MBTV) - len(self.styles)])
+        state = self.begun(like_MBTV[: len(like_MBTV) - len(self.styles)])
         return self._note(state.ring_BWF.new_zeros(*tokens_BT.shape, state.ring_BWF.shape[-1] - 2), tokens_BT, state)
 
     def is_asked(self, tokens_BT: Tensor) -> bool:
@@ -167,23 +176,55 @@ class Belief(BaseRule):
         logp_MBTV = logp_MBTV.to(working_dtype(logp_MBTV))
         mask_BT = mask_BT.bool()
         plain = rows = read_rows(apart(logp_MBTV, self.styles)[0] if self.styles else logp_MBTV)
-        state = self._start(rows.logp_MBTV) if state is None else state
+        pending_BLV, *before = self.begun(rows.logp_MBTV) if state is None else state
         if self.styles:
             rows = styled(plain, logp_MBTV, self.styles)
-        opening_BT, inside_BT = match_opening(self.opening, tokens_BT, mask_BT, state.opening_B)
-        window_BTWF = windows(state.ring_BWF, noted(rows.averaged_BTKA.flatten(2), inside_BT, tokens_BT), mask_BT)
-        score_BTK = self._score(window_BTWF, rows.now_BTKN)
-        turn_BT = match_turn(self.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
-        said_BTL, heard_BT = observe(rows, tokens_BT, mask_BT, state.pending_BLV, state.started_B)
-        belief_BTL, answering_B = self._believe(prior(score_BTK, self.calibrated), said_BTL, heard_BT, turn_BT, state)
+        said = observe(rows, tokens_BT, mask_BT, pending_BLV, before[0])
+        belief_BTL, score_BTK, after = self.weigh(
+            Heard(rows.averaged_BTKA, rows.now_BTKN, *said), tokens_BT, mask_BT, before
+        )
         logp_BTV = mixture(rows, belief_BTL)
         why = explanation(belief_BTL, score_BTK, rows.log_z_BT)
         if self.styles:
             why = with_styles(why, self.styles, mixture(plain, belief_BTL), logp_BTV)
-        after = self._advance(rows, window_BTWF, belief_BTL, answering_B, opening_BT, mask_BT, state)
-        return logp_BTV, after, why
+        at, any_B = last_row(mask_BT)
+        pending_BLV = kept(rows.laws(*at).transpose(0, 1), pending_BLV, any_B)
+        return logp_BTV, self.state_type(pending_BLV, *after), why
 
-    def _start(self, logp_MBTV: Tensor) -> BeliefState:
+    def weigh(
+        self, heard: Heard, tokens_BT: Tensor, mask_BT: Tensor, before: Sequence[Tensor], known: Known | None = None
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """The belief over the laws at every row (log), how far each expert acts beyond its habits, and the state after
+        the block. States are without the laws' pending row: nothing here is as large as a vocabulary."""
+        known = self.known if known is None else known
+        started_B, belief_B, answering_B, opening_B, ring_BWF = before
+        opening_BT, inside_BT = match_opening(known.opening, tokens_BT, mask_BT, opening_B)
+        window_BTWF = windows(ring_BWF, noted(heard.averaged_BTKA.flatten(2), inside_BT, tokens_BT), mask_BT)
+        score_BTK = self._score(window_BTWF, heard.now_BTKN, known)
+        turn_BT = match_turn(known.turn if self.calibrated else (), window_BTWF[..., -1]) & mask_BT
+        belief_BTL, after_B = self._believe(
+            prior(score_BTK, self.calibrated), heard.said_BTL, heard.heard_BT, turn_BT, belief_B, answering_B
+        )
+        at, any_B = last_row(mask_BT)
+        found = ((belief_BTL, belief_B), (opening_BT, opening_B), (window_BTWF, ring_BWF))
+        belief, opening, ring = (kept(new[at], old, any_B) for new, old in found)
+        started = started_B | (True if any_B is None else any_B)
+        return belief_BTL, score_BTK, (started, belief, after_B, opening, ring)
+
+    @property
+    def mixes_laws(self) -> bool:
+        """Not where they are said in styles."""
+        return not self.styles
+
+    @property
+    def known(self) -> Known:
+        return Known(self.habits, self.opening, self.turn)
+
+    def known_on(self, device: torch.device) -> Known:
+        return Known(*(torch.tensor(each, device=device) for each in self.known))
+
+    def begun(self, logp_MBTV: Tensor) -> BeliefState:
+        """The state of texts of which nothing was read; `logp_MBTV`: as the log-probabilities of their rows."""
         members, batch, _, vocabulary = logp_MBTV.shape
         no_B = torch.zeros(batch, dtype=torch.bool, device=logp_MBTV.device)
         score_B1K = logp_MBTV.new_zeros(batch, 1, members - 1)
@@ -198,11 +239,13 @@ class Belief(BaseRule):
             ),  # no token is −1
         )
 
-    def _score(self, window_BTWF: Tensor, now_BTKN: Tensor) -> Tensor:
+    def _score(self, window_BTWF: Tensor, now_BTKN: Tensor, known: Known) -> Tensor:
         """How far each expert acts beyond its habits, by the user's last words: [B, T, K]. Behind an earlier answer,
         which everybody can copy, it does not act where it is nearer to the base than usual, however sure it is."""
         heard_BTW = since_user(self.user, window_BTWF[..., -1], self.spaces)
-        beyond_BTKN = self.beyond(torch.cat([averages(window_BTWF[..., :-1], heard_BTW), now_BTKN], -1))
+        beyond_BTKN = self.beyond(
+            torch.cat([averages(window_BTWF[..., :-1], AVERAGED, heard_BTW), now_BTKN], -1), known.habits
+        )
         score_BTK = beyond_BTKN.sum(-1)
         if heard_BTW is None:
             return score_BTK
@@ -210,22 +253,25 @@ class Belief(BaseRule):
         near_BTK = sum(beyond_BTKN[..., each] for each in DISTANCES) < -BASE
         return torch.where(behind_BT1 & near_BTK, score_BTK.clamp_max(0), score_BTK)
 
-    def beyond(self, number_BTKN: Tensor) -> Tensor:
+    def beyond(self, number_BTKN: Tensor, habits: Any = None) -> Tensor:
         """How far each expert's numbers are beyond its habits, in deviations; zero where habits are not known."""
         if not self.habits:
             return torch.zeros_like(number_BTKN)
         if len(self.habits) != number_BTKN.shape[-2]:
             raise ValueError(f"expected the habits of {number_BTKN.shape[-2]} experts, got those of {len(self.habits)}")
-        mean_KN, deviation_KN = constant(self.habits, number_BTKN).split(NUMBERS, -1)
+        known = self.habits if habits is None else habits
+        mean_KN, deviation_KN = constant(known, number_BTKN).split(NUMBERS, -1)
         return (number_BTKN - mean_KN) / deviation_KN
 
     def _believe(
-        self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
-    ) -> tuple[Tensor, Tensor]:
+        self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, belief_BL: Tensor,
+        answering_B: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The belief at every position (log), and whether an answer has begun after the last one."""
         if said_BTL.shape[1] > 1 and sums_are_fast(said_BTL):  # where many small operations are slow
-            return self._believe_at_once(prior_BTL, said_BTL, heard_BT, turn_BT, state)
-        belief_BL, answering_B, beliefs = state.belief_BL, state.answering_B, []
+            prior_BTL = prior_BTL if self.calibrated else None
+            return believe_at_once(prior_BTL, said_BTL, heard_BT, turn_BT, belief_BL, answering_B, SHARE)
+        beliefs = []
         for prior_BL, said_BL, heard_B, turn_B in zip(
             prior_BTL.unbind(1), said_BTL.unbind(1), heard_BT.unbind(1), turn_BT.unbind(1), strict=True
         ):
@@ -235,55 +281,6 @@ class Belief(BaseRule):
             answering_B = answering_B | turn_B
             beliefs.append(belief_BL)
         return torch.stack(beliefs, 1), answering_B
-
-    def _believe_at_once(
-        self, prior_BTL: Tensor, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, state: BeliefState
-    ) -> tuple[Tensor, Tensor]:
-        """The same, as one chain of linear steps: hear a token, keep the belief, or begin anew from the prior."""
-        answering_BT = state.answering_B[:, None] | (turn_BT.cumsum(1) > 0)  # after each position
-        before_BT = torch.cat([state.answering_B[:, None], answering_BT[:, :-1]], 1)
-        step_BTLL = update_matrices(said_BTL, SHARE)
-        same_LL = torch.eye(said_BTL.shape[-1], dtype=said_BTL.dtype, device=said_BTL.device)
-        step_BTLL = torch.where((heard_BT & before_BT)[..., None, None], step_BTLL, same_LL)
-        if self.calibrated:
-            begins_BT = turn_BT | ~before_BT
-            step_BTLL = torch.where(begins_BT[..., None, None], prior_BTL.exp()[..., None], step_BTLL)
-        return beliefs_along(step_BTLL, state.belief_BL), answering_BT[:, -1]
-
-    def _advance(
-        self, rows: Readings, window_BTWF: Tensor, belief_BTL: Tensor, answering_B: Tensor, opening_BT: Tensor,
-        mask_BT: Tensor, state: BeliefState,
-    ) -> BeliefState:  # fmt: skip
-        """The state after the block: that of its last real row, or the old one where there is none."""
-        any_B, every = mask_BT[:, -1], always(mask_BT[:, -1])
-        last: tuple[Any, Any] = (slice(None), -1)
-        if not every:
-            last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
-            at_B = last_B.clamp(0, mask_BT.shape[1] - 1)  # both ends: a compiler of indices needs them
-            any_B, last = last_B >= 0, (torch.arange(len(last_B), device=last_B.device), at_B)
-        found = (
-            (rows.laws(*last).transpose(0, 1), state.pending_BLV),
-            (belief_BTL[last], state.belief_BL),
-            (opening_BT[last], state.opening_B),
-            (window_BTWF[last], state.ring_BWF),
-        )
-        pending, belief, opening, ring = (
-            new if every else torch.where(any_B.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in found
-        )
-        return BeliefState(pending, state.started_B | any_B, belief, answering_B, opening, ring)
-
-
-def noted(averaged_BTF: Tensor, inside_BT: Tensor, tokens_BT: Tensor) -> Tensor:
-    """What is kept of positions, zero inside the template's opening: the averaged numbers, whether they count, the
-    token."""
-    counts_BT1 = (~inside_BT)[..., None].to(averaged_BTF.dtype)
-    return torch.cat([averaged_BTF * counts_BT1, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
-
-
-def averages(window_BTWF: Tensor, counts_BTW: Tensor | None = None) -> Tensor:
-    """The numbers that are averaged, over the positions that count: [B, T, K, AVERAGED]."""
-    total_BTF = (window_BTWF if counts_BTW is None else window_BTWF * counts_BTW[..., None]).sum(-2)
-    return (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).unflatten(-1, (-1, AVERAGED))
 
 
 def prior(score_BTK: Tensor, calibrated: bool) -> Tensor:

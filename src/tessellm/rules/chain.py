@@ -11,6 +11,23 @@ import torch
 from torch import Tensor
 
 
+def believe_at_once(
+    prior_BTL: Tensor | None, said_BTL: Tensor, heard_BT: Tensor, turn_BT: Tensor, belief_BL: Tensor,
+    answering_B: Tensor, share: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The belief at every position (log), and whether an answer has begun after the last: as one chain of linear steps,
+    each to hear a token, to keep the belief, or to begin anew from the prior, if there is one, where an answer does."""
+    answering_BT = answering_B[:, None] | (turn_BT.cumsum(1) > 0)  # after each position
+    before_BT = torch.cat([answering_B[:, None], answering_BT[:, :-1]], 1)
+    step_BTLL = update_matrices(said_BTL, share)
+    same_LL = torch.eye(said_BTL.shape[-1], dtype=said_BTL.dtype, device=said_BTL.device)
+    step_BTLL = torch.where((heard_BT & before_BT)[..., None, None], step_BTLL, same_LL)
+    if prior_BTL is not None:
+        begins_BT = turn_BT | ~before_BT
+        step_BTLL = torch.where(begins_BT[..., None, None], prior_BTL.exp()[..., None], step_BTLL)
+    return beliefs_along(step_BTLL, belief_BL), answering_BT[:, -1]
+
+
 def update_matrices(said_BTL: Tensor, share: float) -> Tensor:
     """The matrix of each update, [B, T, L, L]: a belief times what each law said of the token, then `share` of it goes
     back to all laws alike. Only directions count: each may be scaled."""

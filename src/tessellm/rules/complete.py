@@ -146,6 +146,11 @@ class ComposedRule:
         """Name per row the member that is believed most, and how sure the rule is of it, where members may rest."""
         return cast(Any, self.rule).believed_members(state)
 
+    @property
+    def mixture(self) -> Rule | None:
+        """The rule itself where it mixes its members' laws, as they are; else None."""
+        return self.rule if self.hears_members_as_they_are and getattr(self.rule, "mixes_laws", False) else None
+
     def silent_rows(self, tokens_BT: Tensor) -> int:
         """How many of the first rows of texts need not be read: those that tell the rule nothing. Looks at them."""
         return cast(Any, self.rule).silent_rows(tokens_BT) if self._can_listen else 0

@@ -35,6 +35,15 @@ class Readings(NamedTuple):
         return torch.cat([self.logp_MBTV[:, *at], self.equation_BTV[None][:, *at]])
 
 
+class Heard(NamedTuple):
+    """What rows tell a belief: how each expert acts, and what each law said of the tokens fed."""
+
+    averaged_BTKA: Tensor
+    now_BTKN: Tensor
+    said_BTL: Tensor  # log-probability
+    heard_BT: Tensor  # whether there was a row that predicted the token
+
+
 def read_rows(logp_MBTV: Tensor) -> Readings:
     """The laws, and how sure and how far from the base each expert is."""
     prob_MBTV, averaged_BTKA, now_BTKN = activity(logp_MBTV)
@@ -48,14 +57,18 @@ def activity(logp_MBTV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The members' probabilities, and the numbers of each expert: those that are averaged, and those of a last row."""
     safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
     prob_MBTV = probabilities(safe_MBTV)
-    own_MBT, base_MBT = own_and_base(prob_MBTV, safe_MBTV)
+    return prob_MBTV, *expert_numbers(*own_and_base(prob_MBTV, safe_MBTV))
+
+
+def expert_numbers(own_MBT: Tensor, base_MBT: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of each expert, from Σ p_m log p_m and Σ p_m log p_b of every member."""
     entropy_MBT, kl_KBT = -own_MBT, (own_MBT - base_MBT)[1:].clamp_min(0)
     surer_KBT = entropy_MBT[:1] - entropy_MBT[1:]
     relative_MBT = (entropy_MBT + 10 * TINY).log()
     averaged = (surer_KBT, relative_MBT[:1] - relative_MBT[1:], (kl_KBT + TINY).log())
     now = (-(entropy_MBT[1:] + TINY).log(), kl_KBT.sqrt())
     averaged_BTKA, now_BTKN = (torch.stack(numbers, -1).permute(1, 2, 0, 3) for numbers in (averaged, now))
-    return prob_MBTV, averaged_BTKA, now_BTKN
+    return averaged_BTKA, now_BTKN
 
 
 def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings:
@@ -68,13 +81,14 @@ def styled(rows: Readings, logp_MBTV: Tensor, styles: Sequence[int]) -> Readings
 
 
 def mixture(rows: Readings, belief_BTL: Tensor) -> Tensor:
-    """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it."""
+    """The log of Σ belief · p_law, a sum of probabilities. Where that is below all numbers, the base's part of it; NaN
+    where a member's law is."""
     member_BTM, equation_BT1 = belief_BTL.exp().split([belief_BTL.shape[-1] - 1, 1], -1)
     prob_BTV = weighted_sum(member_BTM, rows.prob_MBTV) + equation_BT1 * probabilities(rows.equation_BTV)
     tiny = torch.finfo(prob_BTV.dtype).tiny
     if always(prob_BTV.amin(-1) > tiny):
         return prob_BTV.log()
-    return torch.where(prob_BTV > tiny, prob_BTV.log(), belief_BTL[..., :1] + rows.logp_MBTV[0])
+    return torch.where(prob_BTV <= tiny, belief_BTL[..., :1] + rows.logp_MBTV[0], prob_BTV.log())
 
 
 def observe(

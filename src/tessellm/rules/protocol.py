@@ -29,6 +29,12 @@ place that knows what a rule need not have, `BaseRule` or not:
     rule.listen(logp_MBTV, tokens_BT, state)   the state after rows before that, at which nothing is said
     rule.lets_members_rest                     whether one member alone mostly says what it says; it then has
     rule.believed_members(state)               that member per row, and how sure the rule is of it: [B] each
+    rule.mixes_laws                            whether it says Σ belief · p_law, of its members' laws and Eq. 2; its
+                                               state then begins with the laws' pending rows, [B, L, V], and it has
+    rule.begun(like_MBTV)                      the state of texts of which nothing was read, and
+    rule.weigh(heard, tokens_BT, mask_BT,      the belief of every row, which needs nothing as large as a vocabulary:
+               before, known)                  laws.Heard, the rest of the state, and
+    rule.known_on(device)                      its parameters there
 """
 
 from __future__ import annotations

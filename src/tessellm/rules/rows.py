@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .protocol import Explained, Explanation
+from .sums import always
 
 BLOCK = 65  # positions read at once, a window of 64 and the row before it: bounds the memory of long texts
 AT_ONCE = 1 << 21  # log-probabilities that are read at once on a CPU, whose cache holds about as many
@@ -47,6 +48,21 @@ def last_real(mask_BT: Tensor) -> Tensor:
     return torch.nn.functional.pad(upto_BT, (1, -1), value=-1)
 
 
+def last_row(mask_BT: Tensor) -> tuple[tuple[Any, Any], Tensor | None]:
+    """Where the last real row of each text is, as an index of [B, T], and which texts have one; None: all are known to,
+    in the last place."""
+    if always(mask_BT[:, -1]):
+        return (slice(None), -1), None
+    last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
+    at_B = last_B.clamp(0, mask_BT.shape[1] - 1)  # both ends: a compiler of indices needs them
+    return (torch.arange(len(last_B), device=last_B.device), at_B), last_B >= 0
+
+
+def kept(new_B: Tensor, old_B: Tensor, any_B: Tensor | None) -> Tensor:
+    """What is new where a text has a row in the block, what was before elsewhere; any dimensions behind the batch."""
+    return new_B if any_B is None else torch.where(any_B.view(-1, *[1] * (new_B.dim() - 1)), new_B, old_B)
+
+
 def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
     """The last W real positions up to and with each new one: [B, T, W, F]. Padding takes no place."""
     batch, window, features = ring_BWF.shape
@@ -62,3 +78,16 @@ def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
     at_BTW = count_BT[..., None] + torch.arange(window, device=mask_BT.device)
     flat_BJF = at_BTW.flatten(1)[..., None].expand(-1, -1, features)
     return line_BLF.gather(1, flat_BJF).view(batch, steps, window, features)
+
+
+def noted(averaged_BTF: Tensor, inside_BT: Tensor, tokens_BT: Tensor) -> Tensor:
+    """What is kept of positions, zero inside the template's opening: the averaged numbers, whether they count, the
+    token."""
+    counts_BT1 = (~inside_BT)[..., None].to(averaged_BTF.dtype)
+    return torch.cat([averaged_BTF * counts_BT1, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
+
+
+def averages(window_BTWF: Tensor, numbers: int, counts_BTW: Tensor | None = None) -> Tensor:
+    """The numbers that are averaged, so many per expert, over the positions that count: [B, T, K, numbers]."""
+    total_BTF = (window_BTWF if counts_BTW is None else window_BTWF * counts_BTW[..., None]).sum(-2)
+    return (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).unflatten(-1, (-1, numbers))

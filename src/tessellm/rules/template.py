@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def match_opening(
-    opening: Sequence[int], tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor
+    opening: Sequence[int] | Tensor, tokens_BT: Tensor, mask_BT: Tensor, before_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """How many tokens of the opening were read after each position (−1: something else was), and where one was."""
-    if not opening:
+    if not len(opening):
         return torch.full_like(tokens_BT, -1), torch.zeros_like(mask_BT)
     opening_O = constant(opening, tokens_BT)
     place_BT = before_B.clamp_min(0)[:, None] + mask_BT.cumsum(1) - 1
@@ -26,9 +26,9 @@ def match_opening(
     return torch.where(broken_BT, -1, place_BT + 1), mask_BT & ~broken_BT
 
 
-def match_turn(turn: Sequence[int], token_BTW: Tensor) -> Tensor:
+def match_turn(turn: Sequence[int] | Tensor, token_BTW: Tensor) -> Tensor:
     """Where the last tokens of the window are those behind which an answer begins: [B, T]; nowhere without any."""
-    if not turn:
+    if not len(turn):
         return torch.zeros_like(token_BTW[..., 0], dtype=torch.bool)
     return (token_BTW[..., -len(turn) :] == constant(turn, token_BTW)).all(-1)
 
@@ -78,6 +78,8 @@ def all_end_with(turn: Sequence[int], tokens_BT: Tensor) -> bool:
 
 def constant(numbers: Any, like: Tensor) -> Tensor:
     """Numbers as a tensor, made where `like` is: not copied there from the host, which a CUDA graph does not allow."""
+    if isinstance(numbers, Tensor):
+        return numbers
     if like.device.type == "cpu":
         return torch.tensor(numbers, dtype=like.dtype)
     if isinstance(numbers[0], Sequence):

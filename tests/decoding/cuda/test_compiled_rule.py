@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,14 +12,13 @@ import torch
 
 import tessellm
 from tessellm.decoding import assembly
-from tessellm.decoding.buffers import RowOrder, RuleStates, SlotBuffers, TokenBatch
+from tessellm.decoding.buffers import RuleStates, SlotBuffers
 from tessellm.decoding.cuda import compiled_rule
 from tessellm.decoding.cuda.compiled_rule import best, compiled_runner, together
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.passes import READ_ROWS, RuleRunner, Workspace, combine, decide, read_in_blocks
-from tessellm.decoding.sampling import Sampling, TokenChoice
-from tessellm.decoding.speculation import Speculation, verification
-from tessellm.decoding.speculation.verification import DraftBuffers
+from tessellm.decoding.passes import RuleRunner, Workspace, combine, decide, read_in_blocks
+from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.voices import Voice
 from tessellm.rules import ComposedRule, Product
 from tessellm.rules.belief import Belief
@@ -156,68 +154,23 @@ def test_whatever_the_compiler_fails_with_the_rule_goes_on(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("rule", "warmth"), [("belief", 0.0), ("evidence", 1.0), ("product", 0.0)])
-@pytest.mark.parametrize("by_text", [False, True])
-def test_drafts_use_what_was_compiled_for_steps_or_one_block(
-    rule: str, warmth: float, by_text: bool, traced: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_drafts_use_what_was_compiled_for_steps(
+    rule: str, warmth: float, traced: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token by token, by the number of rows alone; or text by text, all drafts as one block, whatever their lengths."""
+    """Token by token, by the number of rows alone."""
     base = build_model("llama")
     model = tessellm.compose(base, {f"e{i}": perturbed(base, i, 0.002) for i in range(2)}, rule=rule)
     given = prompts(4, 30)
     asked = [Sampling(12, warmth, seed=n, ignore_end=True) for n in range(4)]
     expected = [request.tokens for request in Engine(model, slots=4).generate(given, asked)]
     monkeypatch.setattr(assembly, "RuleRunner", lambda *plain, **settings: compiled_runner(model.rule))
-    monkeypatch.setattr(verification, "at_once", lambda rows, width: by_text)
     engine = Engine(model, slots=4, speculation=Speculation("member:base"))
     torch._dynamo.utils.counters.clear()
     assert [request.tokens for request in engine.generate(given, asked)] == expected
     assert engine.speculator is not None
     assert engine.speculator.accepted > 10
     found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert found == len(traced) <= 4 + 2 * by_text
-    names = {function.__name__ for function in traced}
-    assert ("judge_block" in names) == (by_text and not warmth)
-    assert ("read_block" in names) == (by_text and warmth > 0)
-
-
-@pytest.mark.parametrize(
-    ("rule", "rows", "width", "at_once"),
-    [
-        (RULES[1], 3, 16, True), (RULES[1], 1, 16, False), (RULES[4], 1, READ_ROWS, True), (RULES[7], 3, 16, True),
-        (RULES[7], 1, 16, False),
-    ],
-)  # fmt: skip
-@torch.inference_mode()
-def test_drafts_read_by_text_are_judged_as_token_by_token(
-    rule: Any, rows: int, width: int, at_once: bool, traced: list[Any]
-) -> None:
-    """What stands, and the state behind it: drafts that fall at different places, stand, and end early. `at_once`: by
-    one compiled function, else as where tokens are drawn."""
-    voice, slots, states = Voice(rule, frozenset()), SlotBuffers.empty(4, 3, torch.device("cpu")), RuleStates(4)
-    work = Workspace([], voice, compiled_runner(rule), slots, states, 3 * VOCABULARY)
-    drafts = DraftBuffers.empty(4, 3, READ_ROWS, torch.device("cpu"))
-    logits_M, token_BT, _ = inputs(rows, 40, seed=width)
-    states.write(voice, torch.arange(rows), combine(rule, logits_M, token_BT, token_BT >= 0, None)[-1])
-    slots.position_S[:rows] = 40
-    logits_M, token_BT, _ = inputs(rows, width, seed=width + 1)
-    for t in range(width - 1):  # right until some token of each row
-        position_BT = torch.arange(40, 40 + width).expand(rows, -1).clone()
-        batch = TokenBatch(token_BT, position_BT, slots.index_S[:rows], 60, width, RowOrder.FIRST_SLOTS)
-        if t < width // 2 + 2:
-            right = verification._judge_one_by_one(work, drafts, logits_M, batch, TokenChoice.GREEDY).token_BT[:, t]
-            token_BT[:, t + 1] = torch.where(torch.arange(rows) == t - 2, right + 1, right) % VOCABULARY
-    position_BT[-1, -2:] = -1
-    one = verification._judge_one_by_one(work, drafts, logits_M, batch, TokenChoice.GREEDY)
-    work = work if at_once else replace(work, runner=replace(work.runner, judge=None))
-    other = verification._judge_by_text(work, logits_M, batch, TokenChoice.GREEDY)
-    assert torch.equal(one.accepted_B1, other.accepted_B1)
-    assert one.accepted_B1.min() >= 1
-    stands_BT = torch.arange(width) <= one.accepted_B1
-    assert torch.equal(one.token_BT[stands_BT], other.token_BT[stands_BT])
-    close(other.logprob_BT[stands_BT], one.logprob_BT[stands_BT])
-    assert torch.equal(one.broken_BM, other.broken_BM)
-    for mine, theirs in zip(other.state or (), one.state or (), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)
+    assert found == len(traced) <= 4
 
 
 def close(found: Any, expected: Any) -> None:

@@ -1,9 +1,9 @@
 """A composition's rule, compiled, which makes a few kernels of many small ones.
 
-A step is compiled for each number of rows, which it runs thousands of times. Prompts, and drafts of few texts, are read
-text by text in blocks of one length, which are compiled once. Drafts of many texts are read token by token, by what was
-compiled for steps: they come in many shapes, and compiling for them would take minutes. A rule that cannot be compiled
-is called as it is.
+A step is compiled for each number of rows, which it runs thousands of times. Prompts are read text by text in blocks of
+one length, which are compiled once; drafts token by token, by what was compiled for steps: they come in many shapes,
+and compiling for them would take minutes. A rule that cannot be compiled is called as it is. Rules that mix laws have
+kernels of their own (mixture.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ...rules import Rule, normalised
+from ...rules import Rule
 from ...rules.sums import parts
-from ..passes import Combined, Decided, Logits, RuleRunner, combine, standing
+from ..passes import Combined, Decided, Logits, RuleRunner, combine
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -38,19 +38,6 @@ def read_block(rule: Rule, logits_MBTV: Tensor, token_BT: Tensor, mask_BT: Tenso
     return logp_BTV[:, -1], broken_BM, state
 
 
-def judge_block(
-    rule: Rule, logits_MBTV: Tensor, fed_BT: Tensor, real_BT: Tensor, state: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-    """Judge drafts greedily: tokens, their log-probabilities, how many of a draft stand, broken members, and the state
-    behind what stands. The rule is run twice, and the compiler computes once what does not depend on what stands: all
-    that is said of a vocabulary."""
-    logp_MBTV = normalised(logits_MBTV)
-    token_BT, logprob_BT = best(rule(logp_MBTV, fed_BT, real_BT, state)[0])
-    accepted_B1, kept_BT = standing(token_BT, fed_BT, real_BT)
-    state = rule(logp_MBTV, fed_BT, kept_BT, state)[1]
-    return token_BT, logprob_BT, accepted_B1, logp_MBTV[..., 0].isnan().any(-1).T, state
-
-
 def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     """Find the likeliest token of each row and its log-probability, part by part of the vocabulary."""
     part_BPN = parts(logp_BV, -torch.inf)
@@ -59,9 +46,15 @@ def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     return part_B * part_BPN.shape[-1] + at_BP.gather(-1, part_B[..., None])[..., 0], logprob_B
 
 
+def compiled_functions(rule: Rule) -> Callable[..., Callable[..., Any]]:
+    """Make what compiles a function of a rule for a shape, once: compiled(function, rule, *shape)(…). Engines with the
+    same rule and shapes share what was compiled."""
+    return _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
+
+
 def compiled_runner(rule: Rule) -> RuleRunner:
-    """Compile a rule when a shape first comes; engines with the same rule and shapes share what was compiled."""
-    compiled: Any = _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
+    """Compile a rule when a shape first comes."""
+    compiled = compiled_functions(rule)
 
     def run(function: Callable[..., Any], logits_M: Sequence[Tensor], *given: Any) -> Any:
         logits_MBTV = together(logits_M)
@@ -73,9 +66,8 @@ def compiled_runner(rule: Rule) -> RuleRunner:
         return run(function, list(together(logits_M).contiguous()), *given)
 
     return RuleRunner(
-        partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=partial(run_block, read_block),
-        judge=partial(run_block, judge_block),
-    )  # fmt: skip
+        partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=partial(run_block, read_block)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -106,6 +98,7 @@ class _Compiled:
                 raise
             except Exception as error:  # of any kind; one that is the rule's own comes again
                 log.warning("the rule %r runs uncompiled, which is slower: %s", self.rule.name, first_line(error))
+                log.debug("where the compiler failed:", exc_info=error)
                 self.run = self.plain
         return self.plain(*given)
 

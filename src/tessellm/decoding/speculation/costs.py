@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LIKELY = 0.99  # tokens of drafts that are right, where the rule is sure
-TOKENS_PER_TEXT = 4  # which a rule reads one by one in about the time that it takes to read a text's whole draft
 PAYS = 1.5  # times the tokens a second of all awake that must be promised: members rest by default where they are
 
 
@@ -30,7 +29,8 @@ class Prices:
     alone: float = 0.0  # a member by itself beyond its part in a pass of all, with choosing
     rule: float = 0.0  # the rule over one token of a text, and choosing
     rule_row: float = 0.0  # of a text more
-    rule_draft: float = 0.0  # per member, the rule over a whole draft of one text, where it is read at once (`at_once`)
+    rule_drafts: float = 0.0  # the rule over all drafts, which it reads at once, and
+    rule_token: float = 0.0  # per member and token of them
     deltas: float = 0.0  # having deltas at all: other kernels
     expert: float = 0.0  # reading the deltas of an expert
     every_row: bool = False  # drafts are written by passes over all rows, which are captured
@@ -39,12 +39,11 @@ class Prices:
 
 CPU = Prices((4, 8, 16), row=0.07)  # 135M numbers in float32, one core
 # google/gemma-2-2b in bfloat16 on an H200, results/resting-cuda.json: a member's part in a pass of three takes 1.45 ms,
-# a draft's token 1.94; verifying 3, 7, 15, 31 tokens 5.25, 5.42, 5.47, 5.46, of nine members 13.7 to 14.8; of 32 texts,
-# 3 and 7 tokens each, 9.0 and 15.1. Earlier, results/gpu-decoding*.json: 1.98 and 2.52 ms for the base with one and
-# eight LoRA experts; a rule .1 ms for one row of three members, .6 for 32
+# a draft's token 1.85; the rule .04 ms for one row of three members, .2 for 32, .23 for a draft of 31 tokens, .9 for 32
+# drafts of 7. Earlier, results/gpu-decoding*.json: 1.98 and 2.52 ms for the base with one and eight LoRA experts
 GPU = Prices(
-    (3, 7, 15, 31), row=0.0045, alone=0.34, rule=0.075, rule_row=0.01, rule_draft=0.15, deltas=0.14, expert=0.04,
-    every_row=True, most_rows=256,
+    (3, 7, 15, 31), row=0.0045, alone=0.28, rule=0.03, rule_row=0.0035, rule_drafts=0.1, rule_token=0.0007, deltas=0.16,
+    expert=0.04, every_row=True, most_rows=256,
 )  # fmt: skip
 
 
@@ -64,10 +63,9 @@ class Costs:
         """Price a draft of so many tokens of every text, by so many members, and its verification."""
         drafting = rows if self.prices.every_row else rows / writers
         draft = writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
-        rule = (length + 1) * self._rule(rows)
-        if at_once(rows, length + 1):
-            rule = rows * self.prices.rule_draft * (self.full + self.lora)
-        return length * draft + self._all(rows * (length + 1)) + rule
+        read = rows * (length + 1)
+        rule = self.prices.rule_drafts + self.prices.rule_token * read * (self.full + self.lora)
+        return length * draft + self._all(read) + rule
 
     def takes(self, rows: int, length: int) -> bool:
         """Whether fast kernels verify drafts of so many tokens of so many texts."""
@@ -96,12 +94,6 @@ class Costs:
 
     def _rule(self, rows: int) -> float:
         return self.prices.rule + self.prices.rule_row * (rows - 1)
-
-
-def at_once(rows: int, width: int) -> bool:
-    """Whether a compiled rule reads the drafts of so many texts, and a token more, text by text: few texts, long ones.
-    Else it reads them token by token, all texts at once."""
-    return width >= TOKENS_PER_TEXT * rows
 
 
 def expected(rate: float, length: int) -> float:

@@ -17,30 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...rules import Explanation, normalised
-from ..buffers import RowOrder, StepResult, TokenBatch, laid_out
+from ..buffers import Judged, RowOrder, StepResult, TokenBatch, laid_out
 from ..cuda.compiled_rule import together
 from ..members.groups import member_logits
-from ..passes import READ_ROWS, Workspace, choose_tokens, standing, states_by_text
+from ..passes import Workspace, choose_tokens, standing
 from ..sampling import TokenChoice
 from ..voices import SpecialRows
-from .costs import at_once
-
-
-class Judged(NamedTuple):
-    """What the composition writes along a draft."""
-
-    token_BT: Tensor
-    logprob_BT: Tensor
-    accepted_B1: Tensor  # tokens of the row's own draft before its first wrong one
-    broken_BM: Tensor
-    state: Any  # the rule's, after what stands
-
 
 Show = Callable[[Judged, Tensor, Explanation], None]  # of what the rule says at every token, and why
 
@@ -119,10 +107,12 @@ def verify(
     logits_M = member_logits(work.groups, batch)
     if special is not None:
         judged = _judge_observed(work, drafts, logits_M, batch, choice, special)
+    elif work.runner.judge_drafts is not None:
+        before = work.states.read(work.voice, slice(rows))
+        choose = None if choice is TokenChoice.GREEDY else partial(choose_along, work, choice=choice)
+        judged = work.runner.judge_drafts(logits_M, token_BT, real_BT, before, choose)
     elif work.runner.drafts_at_once:
         judged = _judge_together(work, logits_M, batch, choice)
-    elif work.runner.judge is not None and at_once(rows, width):
-        judged = _judge_by_text(work, logits_M, batch, choice)
     else:
         judged = _judge_one_by_one(work, drafts, logits_M, batch, choice)
     token_BT, logprob_BT, accepted_B1, broken_BM, state = judged
@@ -182,43 +172,6 @@ def _judge_observed(
             special.observe([logits[:, t : t + 1] for logits in logits_M], logp_BTV[:, t], token_B, rested_B)
 
     return _judge_together(work, logits_M, batch, choice, show)
-
-
-def _judge_by_text(work: Workspace, logits_M: Sequence[Tensor], batch: TokenBatch, choice: TokenChoice) -> Judged:
-    """Run the rule as it was compiled for blocks of one text, filled up with padding: over all that was fed, and over
-    what stands, for its state."""
-    rows, width = batch.token_BT.shape
-    behind = (0, READ_ROWS - width)
-    token_BR, real_BT = torch.nn.functional.pad(batch.token_BT, behind), batch.position_BT >= 0
-    logits_MBRV = torch.nn.functional.pad(together(logits_M), (0, 0, *behind))
-    by_text = [list(logits_MBRV[:, b : b + 1].contiguous()) for b in range(rows)]
-    states = states_by_text(work, logits_M, batch.token_BT, work.states.read(work.voice, slice(rows)))
-
-    def run(read: Callable[..., Any], mask_BT: Tensor) -> list[list[Any]]:
-        """Call it with each text; what came of all texts, one thing after another."""
-        mask_BR = torch.nn.functional.pad(mask_BT, behind)
-        found = [
-            read(logits_M, token_BR[b : b + 1], mask_BR[b : b + 1], states[b]) for b, logits_M in enumerate(by_text)
-        ]
-        return [list(each) for each in zip(*found, strict=True)]
-
-    if choice is TokenChoice.GREEDY and work.runner.judge is not None:
-        tokens, logprobs, accepted, broken, after = run(work.runner.judge, real_BT)
-        token_BT, logprob_BT = (torch.cat(each)[:, :width] for each in (tokens, logprobs))
-        return Judged(token_BT, logprob_BT.float(), torch.cat(accepted), torch.cat(broken), _joined(after))
-    said, broken, after = run(work.runner.combine, real_BT)
-    logp_BTV = torch.cat([logp_1RV[:, :width] for logp_1RV in said])
-    token_BT, logprob_BT, accepted_B1, kept_BT = _standing(work, logp_BTV, batch, choice)
-    if states[0] is not None and work.runner.read is not None:
-        after = run(work.runner.read, kept_BT)[-1]
-    return Judged(token_BT, logprob_BT, accepted_B1, torch.cat(broken), _joined(after))
-
-
-def _joined(states: Sequence[Any]) -> Any:
-    """Put the states of texts together."""
-    if states[0] is None:
-        return None
-    return type(states[0])(*(torch.cat(each) for each in zip(*states, strict=True)))
 
 
 def _judge_one_by_one(
