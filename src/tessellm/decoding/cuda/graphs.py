@@ -262,10 +262,10 @@ class GraphSteps(Steps):
 
         return wait
 
-    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
         self.transfers.put(into, values)
 
-    def get(self, buffer: Tensor) -> list[Any]:
+    def get(self, buffer: Tensor) -> Tensor:
         return self.transfers.get(buffer)
 
     def worth_moving(self, rows: int, needed: int) -> bool:

@@ -6,8 +6,9 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,7 +21,7 @@ from ..steps import Steps
 from ..voices import SpecialRows
 from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
-from .pace import AcceptanceRates, Losses, ModelledPace, Pace
+from .pace import AcceptanceRates, ModelledPace, Pace, TextDrafts
 from .verification import DraftBuffers, verify
 from .who import Speculation, costs_of
 
@@ -40,14 +41,15 @@ class Speculator:
         self.lengths = wanted.lengths(on_cpu)
         slots, members = work.slots.broken_SM.shape
         self.drafts = DraftBuffers.empty(slots, members, self.lengths[-1], model.device)
-        work.drafts[:] = self.drafts.tensors
+        work.drafts[:] = [self.drafts.plan_SX]
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         if self.by_belief:
             self.pace = ModelledPace(self.lengths, costs=costs_of(model))
-        self.rates, self.losses = AcceptanceRates(BELIEVED_RATES if self.by_belief else ()), Losses()
+        self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
+        self._texts: WeakKeyDictionary[Request, TextDrafts] = WeakKeyDictionary()
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
@@ -70,11 +72,11 @@ class Speculator:
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
-        self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
+        kinds = self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
         if isinstance(self.pace, ModelledPace) and isinstance(self.drafter, BelievedDrafter):
-            self.pace.writers = self.drafter.writers(running)
-        kinds = [self.drafter.kind(request) for request in running]
-        length = self._length(running, rows, kinds)
+            self.pace.writers = len(set(self.drafter.writer.values()))
+        texts = [self._text(request) for request in running]
+        length = self.pace.choose(rows, self._prospects(running, texts, kinds, rows))
         result = self._run(running, slots, length, choice, special)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
@@ -83,10 +85,10 @@ class Speculator:
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
         cost = self.pace.in_steps(rows, length) if isinstance(self.pace, ModelledPace) else 0.0
-        for request, kind, tokens in zip(running, kinds, result.tokens, strict=True):
+        for request, text, kind, tokens in zip(running, texts, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
-                self._learn(request, kind, length, tokens)
-                self.losses.note(request, cost, len(tokens))
+                self._learn(request, text, kind, length, tokens)
+                text.note(cost, len(tokens))
         return result
 
     def _run(
@@ -106,10 +108,10 @@ class Speculator:
             self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         else:  # as it is: which rows are observed differs from pass to pass
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
-        came = self.steps.get(self.drafts.came_SX[:rows])
-        result = self.drafts.read(came, slots)
+        came_BX = self.steps.get(self.drafts.came_SX[:rows])
+        result = self.drafts.read(came_BX, slots, length + 1)
+        self.drafter.hear(running, result.tokens, self.drafts.believed(came_BX, slots))
         for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
-            self.drafter.believe(request, len(tokens), self.drafts.believed(came, slot))
             if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
@@ -141,38 +143,40 @@ class Speculator:
         ]
         return {length: max(way[length] for way in ways) for length in ways[0]}
 
-    def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
-        """Choose the length of the next drafts; requests without a draft have a rate of 0."""
-        costs: dict[int, float] = {}
-        if isinstance(self.pace, ModelledPace):
-            costs = {length: self.pace.in_steps(rows, length) for length in self.lengths}
-        pairs = zip(running, kinds, strict=True)
-        return self.pace.choose(rows, [self._prospect(request, kind, costs) for request, kind in pairs])
+    def _text(self, request: Request) -> TextDrafts:
+        """Look up what came of a request's drafts."""
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = TextDrafts()
+        return text
 
-    def _prospect(self, request: Request, kind: int | None, costs: Mapping[int, float]) -> tuple[float, int]:
-        """Return the acceptance rate to expect, and how many tokens to hope for. A member that was not yet seen to be
-        right about a text is hoped to be for a short draft, and none is longer than the text can lose, where lengths
-        have a known cost in steps."""
-        if kind is None:
-            return 0.0, 0
-        room = request.room
-        if self.by_belief and not self.rates.seen_right(request):
-            room = min(room, self.lengths[0])
-        if costs:
-            fitting = [length for length, cost in costs.items() if self.losses.allow(request, cost)]
-            room = min(room, max(fitting, default=0))
-        return self.rates.rate(request, kind), room
+    def _prospects(
+        self, running: Sequence[Request], texts: Sequence[TextDrafts], kinds: Sequence[int | None], rows: int
+    ) -> list[tuple[float, int]]:
+        """Return for each request the acceptance rate to expect, and how many tokens to hope for; 0 without a draft. A
+        member that was not yet seen to be right about a text is hoped to be for a short draft, and none is longer than
+        the text can lose, where lengths have a known cost in steps."""
+        prices = self.pace.prices(rows) if isinstance(self.pace, ModelledPace) else None
+        prospects = []
+        for request, text, kind in zip(running, texts, kinds, strict=True):
+            rate, room = (0.0, 0) if kind is None else (self.rates.rate(text, kind), request.room)
+            if self.by_belief and not text.seen_right:
+                room = min(room, self.lengths[0])
+            if prices is not None:
+                room = min(room, text.longest(prices, request.asked))
+            prospects.append((rate, room))
+        return prospects
 
-    def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
+    def _learn(self, request: Request, text: TextDrafts, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, request.room)
         if drafted > 0:
             accepted = len(tokens) - 1
             self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-            self.rates.note(request, kind, accepted, drafted)
+            self.rates.note(text, kind, accepted, drafted)
         elif (first := self.drafter.first(request)) is not None:  # it would have been right or wrong all the same
-            self.rates.note(request, kind, int(first == tokens[0]), 1)
+            self.rates.note(text, kind, int(first == tokens[0]), 1)
         elif not length:
-            self.rates.fade(request, kind)
+            self.rates.fade(text, kind)
 
 
 def make_drafter(wanted: Speculation, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers) -> Drafter:
