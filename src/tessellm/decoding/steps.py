@@ -70,8 +70,8 @@ class Steps:
         cells: int,
         choice: TokenChoice,
     ) -> dict[int, float]:
-        """Prepare passes that draft, token by token, and verify drafts of these lengths, on `empty` drafts; the
-        device's seconds per length (0: a step), where it tells."""
+        """Prepare passes that draft, token by token, each in another way, and verify drafts of these lengths, on
+        `empty` drafts; the device's seconds per length by the slowest way (0: a step), where it tells."""
         return {}
 
     def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:

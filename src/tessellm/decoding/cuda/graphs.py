@@ -167,9 +167,8 @@ class GraphSteps(Steps):
             for length in lengths:
                 many, reach = self.rows(rows), self.cells(cells + length)
                 seconds[length] = self._known("verify", verify, many, length, reach, choice)
-                seconds[length] += length * sum(
-                    self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()
-                )
+                ways = [self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()]
+                seconds[length] += length * max(ways, default=0.0)
             self._ready[bucket] = seconds
         return self._ready[bucket]
 

@@ -39,8 +39,8 @@ class Drafter(Protocol):
     def first(self, request: Request) -> int | None:
         """Look up the first token of a request's draft; None where that takes work."""
 
-    def passes(self) -> Sequence[Mapping[str, DraftPass]]:
-        """List the ways to draft; each is the passes that it runs, by name."""
+    def passes(self) -> Mapping[str, DraftPass]:
+        """Name the passes that draft a token, one for each way to draft."""
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         """Write drafts of up to `length` tokens for the requests in slots."""
@@ -158,8 +158,8 @@ class LookupDrafter:
     def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
         pass
 
-    def passes(self) -> list[dict[str, DraftPass]]:
-        return [{}]
+    def passes(self) -> dict[str, DraftPass]:
+        return {}
 
     def first(self, request: Request) -> int | None:
         text = self.text(request)

@@ -51,11 +51,11 @@ class MemberDrafter:
     def first(self, request: Request) -> int | None:
         return None
 
-    def passes(self) -> list[dict[str, DraftPass]]:
+    def passes(self) -> dict[str, DraftPass]:
         """Name the pass that drafts, on the cache as it is now."""
         if self.group.cache is not self.home.cache and not self.group.cache.key_RHCD:
             self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))
-        return [{self.name: self.draft}]
+        return {self.name: self.draft}
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         rooms = {slot: request.room for slot, request in in_slot.items()}
@@ -65,7 +65,7 @@ class MemberDrafter:
 
     def write_own(self, steps: Steps, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Write the drafts that are this member's to write, token by token."""
-        for name, run in self.passes()[0].items():
+        for name, run in self.passes().items():
             for _ in range(length):
                 steps.run(name, run, rows, 1, cells, choice)
 
@@ -120,11 +120,12 @@ class BelievedDrafter:
 
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int]:
         """See whom the rule believes; where the last verified draft told, the device is not asked."""
-        now = [(request.number, request.asked) for request in in_slot.values()]
-        if not all(text in self._heard for text in now):
-            self._heard = dict(zip(now, self._ask(steps, in_slot), strict=True))
-        self.writer = {slot: self._heard[text][0] for slot, text in zip(in_slot, now, strict=True)}
-        return [self._heard[text][1] for text in now]
+        heard = [self._heard.get((request.number, request.asked)) for request in in_slot.values()]
+        found = [each for each in heard if each is not None]
+        if len(found) < len(heard):
+            found = self._ask(steps, in_slot)
+        self.writer = {slot: member for slot, (member, _) in zip(in_slot, found, strict=True)}
+        return [sure for _, sure in found]
 
     def _ask(self, steps: Steps, slots: Collection[int]) -> list[Believed]:
         """Ask the device whom the rule believes in slots."""
@@ -141,9 +142,9 @@ class BelievedDrafter:
     def first(self, request: Request) -> int | None:
         return None
 
-    def passes(self) -> list[dict[str, DraftPass]]:
+    def passes(self) -> dict[str, DraftPass]:
         """Name the passes that draft, of every member that did."""
-        return [each for drafter in self._by_place.values() for each in drafter.passes()] or [{}]
+        return {name: run for drafter in self._by_place.values() for name, run in drafter.passes().items()}
 
     def by(self, place: int) -> MemberDrafter:
         """Make the drafter of one member, once."""

@@ -52,22 +52,17 @@ class TextDrafts:
     written, by LOST · n + LOST_AT_FIRST of them, whatever was right."""
 
     counts: Counts = field(default_factory=lambda: defaultdict(AcceptanceCount))
+    seen_right: bool = False  # whether a token that was drafted was accepted
     lost: float = 0.0  # steps that passes cost beyond the tokens that they brought
-
-    def note(self, cost: float, tokens: int) -> None:
-        """Count a pass that cost so many steps and brought so many tokens."""
-        self.lost = self.lost + cost - tokens
 
     def longest(self, prices: Mapping[int, float], written: int) -> int:
         """Find the longest draft that may bring no more than one token, of lengths, longest first, with the steps that
         their passes cost; 0: none."""
         bound = LOST * written + LOST_AT_FIRST
-        return next((length for length, cost in prices.items() if self.lost + cost - 1 <= bound), 0)
-
-    @property
-    def seen_right(self) -> bool:
-        """Whether a token that was drafted was accepted, lately or not so long ago."""
-        return any(count.right > 0 for count in self.counts.values())
+        for length, cost in prices.items():
+            if self.lost + cost - 1 <= bound:
+                return length
+        return 0
 
 
 class AcceptanceRates:
@@ -90,6 +85,7 @@ class AcceptanceRates:
         """Count a draft. Tokens behind the first wrong one were not judged."""
         judged = min(accepted + 1, drafted)
         text.counts[kind].add(accepted, judged, KEEP_OWN)
+        text.seen_right = text.seen_right or accepted > 0
         if not self._known:
             self._all[kind].add(accepted, judged, KEEP_ALL)
 

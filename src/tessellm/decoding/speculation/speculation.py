@@ -6,9 +6,8 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -49,7 +48,7 @@ class Speculator:
         if self.by_belief:
             self.pace = ModelledPace(self.lengths, costs=costs_of(model))
         self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
-        self._texts: WeakKeyDictionary[Request, TextDrafts] = WeakKeyDictionary()
+        self._texts: dict[int, TextDrafts] = {}  # by number of the requests of the last pass
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
@@ -72,12 +71,13 @@ class Speculator:
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
-        kinds = self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
+        in_slot = dict(zip(slots, running, strict=True))
+        kinds = self.drafter.look(self.steps, in_slot)
         if isinstance(self.pace, ModelledPace) and isinstance(self.drafter, BelievedDrafter):
             self.pace.writers = len(set(self.drafter.writer.values()))
-        texts = [self._text(request) for request in running]
-        length = self.pace.choose(rows, self._prospects(running, texts, kinds, rows))
-        result = self._run(running, slots, length, choice, special)
+        self._texts = {request.number: self._texts.get(request.number) or TextDrafts() for request in running}
+        length = self.pace.choose(rows, self._prospects(running, kinds, rows))
+        result = self._run(in_slot, length, cells, choice, special)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
@@ -85,33 +85,33 @@ class Speculator:
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
         cost = self.pace.in_steps(rows, length) if isinstance(self.pace, ModelledPace) else 0.0
+        texts = self._texts.values()
         for request, text, kind, tokens in zip(running, texts, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
                 self._learn(request, text, kind, length, tokens)
-                text.note(cost, len(tokens))
+                text.lost = text.lost + cost - len(tokens)
         return result
 
     def _run(
         self,
-        running: Sequence[Request],
-        slots: Sequence[int],
+        in_slot: Mapping[int, Request],
         length: int,
+        cells: int,
         choice: TokenChoice,
         special: SpecialRows | None,
     ) -> StepResult:
-        rows, cells = slots[-1] + 1, max(r.cells for r in running)
+        slots, rows = list(in_slot), max(in_slot) + 1
         if not length:
             self.steps.decode(rows, cells, choice, special)
             return self.steps.fetch(slots)()
-        self.drafter.write(self.steps, dict(zip(slots, running, strict=True)), length, cells + length, choice)
+        self.drafter.write(self.steps, in_slot, length, cells + length, choice)
         if special is None:
             self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         else:  # as it is: which rows are observed differs from pass to pass
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
-        came_BX = self.steps.get(self.drafts.came_SX[:rows])
-        result = self.drafts.read(came_BX, slots, length + 1)
-        self.drafter.hear(running, result.tokens, self.drafts.believed(came_BX, slots))
-        for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
+        result, believed = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots, length + 1)
+        self.drafter.hear(list(in_slot.values()), result.tokens, believed)
+        for (slot, request), tokens, broken in zip(in_slot.items(), result.tokens, result.broken, strict=True):
             if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
@@ -133,32 +133,20 @@ class Speculator:
                     self._ready(rows, cells, choice)
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
-        """Prepare every way to draft, and verification; the device's seconds per length by the slowest way."""
+        """Prepare every way to draft, and verification; the device's seconds per length."""
         lengths = self.lengths
         if isinstance(self.pace, ModelledPace):
             lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
-        ways = [
-            self.steps.ready(way, self._verify, self.drafts.clear, lengths, rows, cells, choice)
-            for way in self.drafter.passes()
-        ]
-        return {length: max(way[length] for way in ways) for length in ways[0]}
+        ways = self.drafter.passes()
+        return self.steps.ready(ways, self._verify, self.drafts.clear, lengths, rows, cells, choice)
 
-    def _text(self, request: Request) -> TextDrafts:
-        """Look up what came of a request's drafts."""
-        text = self._texts.get(request)
-        if text is None:
-            text = self._texts[request] = TextDrafts()
-        return text
-
-    def _prospects(
-        self, running: Sequence[Request], texts: Sequence[TextDrafts], kinds: Sequence[int | None], rows: int
-    ) -> list[tuple[float, int]]:
+    def _prospects(self, running: Sequence[Request], kinds: Sequence[int | None], rows: int) -> list[tuple[float, int]]:
         """Return for each request the acceptance rate to expect, and how many tokens to hope for; 0 without a draft. A
         member that was not yet seen to be right about a text is hoped to be for a short draft, and none is longer than
         the text can lose, where lengths have a known cost in steps."""
         prices = self.pace.prices(rows) if isinstance(self.pace, ModelledPace) else None
         prospects = []
-        for request, text, kind in zip(running, texts, kinds, strict=True):
+        for request, text, kind in zip(running, self._texts.values(), kinds, strict=True):
             rate, room = (0.0, 0) if kind is None else (self.rates.rate(text, kind), request.room)
             if self.by_belief and not text.seen_right:
                 room = min(room, self.lengths[0])

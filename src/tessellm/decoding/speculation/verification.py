@@ -89,22 +89,19 @@ class DraftBuffers:
         columns[:, 0], columns[:, 1], columns[:, 2] = rooms, 0, writers
         return plan
 
-    def read(self, came_SX: Tensor, slots: Sequence[int], width: int) -> StepResult:
-        """Sort the host's copy of `came_SX` by slot, after a pass of so many tokens."""
+    def read(self, came_SX: Tensor, slots: Sequence[int], width: int) -> tuple[StepResult, list[Believed]]:
+        """Sort the host's copy of `came_SX` by slot, after a pass of so many tokens: what was chosen, and whom the rule
+        believes now, where it tells."""
         came, at = came_SX.numpy(), 1 + self.widest
         count, token = came[:, 0].astype(int).tolist(), came[:, 1 : 1 + width].astype(int).tolist()
         logprob, broken = came[:, at : at + width].tolist(), came[:, at + self.widest : -2].astype(bool).tolist()
-        return StepResult(
+        believed = came[:, -2:].astype(int).tolist()
+        chosen = StepResult(
             [token[slot][: count[slot]] for slot in slots],
             [logprob[slot][: count[slot]] for slot in slots],
             [broken[slot] for slot in slots],
         )
-
-    @staticmethod
-    def believed(came_SX: Tensor, slots: Sequence[int]) -> list[Believed]:
-        """Look up whom the rule believes now, and how surely, where it tells."""
-        believed = came_SX.numpy()[:, -2:].astype(int).tolist()
-        return [(believed[slot][0], believed[slot][1]) for slot in slots]
+        return chosen, [tuple(believed[slot]) for slot in slots]
 
 
 def verify(
