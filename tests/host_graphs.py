@@ -54,11 +54,11 @@ def refusing_the_host() -> Iterator[None]:
 
 
 class HostTransfers:
-    def put(self, into: Tensor, values: Sequence[Any]) -> None:
-        into.copy_(torch.tensor(values))
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
+        into.copy_(torch.as_tensor(values))
 
-    def get(self, buffer: Tensor) -> list[Any]:
-        return list(buffer.tolist())
+    def get(self, buffer: Tensor) -> Tensor:
+        return buffer.clone()
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
         copies = [buffer.clone() for buffer in buffers]

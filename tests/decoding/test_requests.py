@@ -184,3 +184,27 @@ def test_damaged_weights_end_a_request_and_not_the_engine(model: Any) -> None:
     bad, good = engine.generate([[5, 11, 6], [5, 12, 6]], Sampling(max_new_tokens=1))
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert "NaN" in (bad.error or "")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "ignore_end", "kept", "reason"),
+    [
+        ([5, 6], [-1.0, -1.0], False, 2, None),
+        ([5, 2, 6], [-1.0] * 3, False, 2, "stop"),
+        ([5, 2, 6], [-1.0] * 3, True, 3, None),
+        ([5, 6, 7, 8, 2], [-1.0] * 5, False, 4, "length"),
+        ([5, 6, 7, 2], [-1.0] * 4, False, 4, "stop"),
+        ([5, 6, 2], [-1.0, float("nan"), -1.0], False, 2, None),
+        ([], [], False, 0, None),
+    ],
+)
+def test_tokens_are_kept_up_to_an_end_the_length_or_nan(
+    tokens: list[int], logprobs: list[float], ignore_end: bool, kept: int, reason: str | None
+) -> None:
+    request = Request([1], Sampling(max_new_tokens=4, ignore_end=ignore_end))
+    views = [{"token": token} for token in [*tokens, 99]]  # an observer sees tokens behind a fallen draft, too
+    request.receive(tokens, logprobs, frozenset([2]), views)
+    assert request.tokens == tokens[:kept]
+    assert len(request.logprobs) == kept
+    assert request.seen == views[:kept]
+    assert request.finish_reason == reason

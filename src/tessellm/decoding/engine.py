@@ -218,19 +218,19 @@ class Engine:
         while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
             arrival = self._arriving.popleft()
             result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
-            for row, (request, slot) in enumerate(zip(arrival.requests, arrival.slots, strict=True)):
-                if any(result.broken[row]):
+            came = zip(arrival.slots, arrival.asked, result.tokens, result.logprobs, result.broken, strict=True)
+            for request, (slot, asked, tokens, logprobs, broken) in zip(arrival.requests, came, strict=True):
+                if any(broken):
                     self._taint(slot)
                 if request.finish_reason is not None:
                     continue  # it ended while these were on their way
                 if not request.tokens and slot not in self._tainted:
                     self.prefixes.wrote(slot, request.prompt[: request.fed])
-                if arrival.asked[row]:
+                if asked:
                     self._told[request] = None
-                    ends = (request.voice or self.voice).ends
-                    request.receive(result.tokens[row], result.logprobs[row], ends, views.get(request, ()))
+                    request.receive(tokens, logprobs, (request.voice or self.voice).ends, views.get(request, ()))
                     if request.logprobs and math.isnan(request.logprobs[-1]):
-                        request.finish("error", self._blame(request, result.broken[row]))
+                        request.finish("error", self._blame(request, broken))
                     if request.finish_reason is not None:
                         self._free(request)
 

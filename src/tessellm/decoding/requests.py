@@ -16,6 +16,7 @@ from .sampling import Sampling, TokenChoice
 from .voices import Voice
 
 _NUMBERS = count()
+NEVER: frozenset[int] = frozenset()  # no token ends a text
 
 
 @dataclass(eq=False)
@@ -75,20 +76,21 @@ class Request:
         views: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Add tokens up to an end token, the length asked for, or one without a log-probability; finish there.
-        `views`: what an observer returned, per token."""
-        before = len(self.tokens)
+        `views`: what an observer returned, per token, and perhaps for more."""
         if self.first_token is None:
             self.first_token = time.monotonic()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self.tokens.append(token)
-            self.logprobs.append(logprob)
-            if token in ends and not self.sampling.ignore_end:
-                self.finish("stop")
-            elif len(self.tokens) == self.sampling.max_new_tokens:
-                self.finish("length")
-            if self.finish_reason is not None or math.isnan(logprob):
-                break
-        self.seen += views[: len(self.tokens) - before]
+        ends = NEVER if self.sampling.ignore_end else ends
+        kept = min(len(tokens), self.sampling.max_new_tokens - len(self.tokens))
+        if not ends.isdisjoint(tokens) or any(map(math.isnan, logprobs)):
+            pairs = enumerate(zip(tokens, logprobs, strict=True), 1)
+            kept = min(kept, next(n for n, (token, logprob) in pairs if token in ends or math.isnan(logprob)))
+        self.tokens += tokens[:kept]
+        self.logprobs += logprobs[:kept]
+        self.seen += views[:kept]
+        if tokens and self.tokens[-1] in ends:
+            self.finish("stop")
+        elif len(self.tokens) == self.sampling.max_new_tokens:
+            self.finish("length")
 
 
 @dataclass(frozen=True)

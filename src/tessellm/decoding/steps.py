@@ -70,18 +70,17 @@ class Steps:
         cells: int,
         choice: TokenChoice,
     ) -> dict[int, float]:
-        """Prepare passes that draft, token by token, and verify drafts of these lengths, on `empty` drafts; the
-        device's seconds per length (0: a step), where it tells."""
+        """Prepare passes that draft, token by token, each in another way, and verify drafts of these lengths, on
+        `empty` drafts; the device's seconds per length by the slowest way (0: a step), where it tells."""
         return {}
 
-    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
         """Copy values from the host into a buffer."""
-        into.copy_(torch.tensor(values))
+        into.copy_(torch.as_tensor(values))
 
-    def get(self, buffer: Tensor) -> list[Any]:
-        """Copy a buffer to the host when all passes are over."""
-        values: list[Any] = buffer.tolist()
-        return values
+    def get(self, buffer: Tensor) -> Tensor:
+        """Copy a buffer to the host when all passes are over, to be read before the next pass."""
+        return buffer
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         """Take what was just chosen in these slots; the copy to the host is waited for when it is called."""

@@ -170,10 +170,11 @@ def test_copies_from_there_and_goes_on_with_its_own_copy() -> None:
 
 def test_reads_what_a_request_has_written_since() -> None:
     lookup, request = LookupDrafter(drafts=None), Request([1, 2, 3], Sampling(max_new_tokens=4))  # type: ignore[arg-type]
-    assert lookup.kind(request) is None
+    steps: Any = None
+    assert lookup.look(steps, {0: request}) == [None]
     assert lookup.first(request) is None
     request.receive([1, 2], [0.0, 0.0], frozenset())
-    assert lookup.kind(request) == -1
+    assert lookup.look(steps, {0: request}) == [-1]
     assert lookup.first(request) == 3
     request.advance(asked=2)
     assert request.room == 1

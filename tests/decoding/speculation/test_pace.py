@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, bucket, expected
+from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, TextDrafts, bucket, expected
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -52,9 +50,9 @@ def test_a_slow_moment_is_not_held_against_a_length_for_ever() -> None:
     assert chosen[-50:].count(4) > 45
 
 
-def test_rates_follow_the_request_and_begin_with_what_others_had() -> None:
+def test_rates_follow_the_text_and_begin_with_what_others_had() -> None:
     rates = AcceptanceRates()
-    lucky, unlucky, new = (Request([1], Sampling()) for _ in range(3))
+    lucky, unlucky, new = (TextDrafts() for _ in range(3))
     for _ in range(20):
         rates.note(lucky, 0, accepted=4, drafted=4)
         rates.note(unlucky, 0, accepted=0, drafted=4)

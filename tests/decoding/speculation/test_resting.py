@@ -163,9 +163,9 @@ def test_a_text_that_changes_its_law_at_every_token_costs_no_more_than_a_little(
     given, asked = prompts(4, 20), Sampling(100, temperature=1.0, ignore_end=True)
     expected = texts(Engine(model, 4, speculation=NOBODY).generate(given, asked))
 
-    def wrong(self: BelievedDrafter, steps: Any, in_slot: Any) -> None:
-        for slot, request in in_slot.items():
-            self._believed[request] = (len(request.tokens) + slot) % 5, SUREST
+    def wrong(self: BelievedDrafter, steps: Any, in_slot: Any) -> list[int]:
+        self.writer = {slot: (len(request.tokens) + slot) % 5 for slot, request in in_slot.items()}
+        return [SUREST] * len(in_slot)
 
     monkeypatch.setattr(BelievedDrafter, "look", wrong)
     engine = Engine(model, 4, speculation=Speculation("belief"))

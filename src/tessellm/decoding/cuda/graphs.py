@@ -167,9 +167,8 @@ class GraphSteps(Steps):
             for length in lengths:
                 many, reach = self.rows(rows), self.cells(cells + length)
                 seconds[length] = self._known("verify", verify, many, length, reach, choice)
-                seconds[length] += length * sum(
-                    self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()
-                )
+                ways = [self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()]
+                seconds[length] += length * max(ways, default=0.0)
             self._ready[bucket] = seconds
         return self._ready[bucket]
 
@@ -262,10 +261,10 @@ class GraphSteps(Steps):
 
         return wait
 
-    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
         self.transfers.put(into, values)
 
-    def get(self, buffer: Tensor) -> list[Any]:
+    def get(self, buffer: Tensor) -> Tensor:
         return self.transfers.get(buffer)
 
     def worth_moving(self, rows: int, needed: int) -> bool:

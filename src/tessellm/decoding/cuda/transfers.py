@@ -16,20 +16,19 @@ class PinnedTransfers:
         self._staged: dict[tuple[Any, ...], Tensor] = {}
         self._arrived = torch.cuda.Event()
 
-    def put(self, into: Tensor, values: Sequence[Any]) -> None:
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
         """Copy values into a buffer. Its piece is free again: what is put depends on what came of the pass before."""
         staged = self._staging(into)
         staged.numpy()[:] = values
         into.copy_(staged, non_blocking=True)
 
-    def get(self, buffer: Tensor) -> list[Any]:
-        """Copy a buffer to the host, and wait for it."""
+    def get(self, buffer: Tensor) -> Tensor:
+        """Copy a buffer to its piece of the host's memory, and wait for it."""
         staged = self._staging(buffer)
         staged.copy_(buffer, non_blocking=True)
         self._arrived.record()
         self._arrived.synchronize()
-        values: list[Any] = staged.tolist()
-        return values
+        return staged
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
         """Begin to copy buffers to the host; what is returned waits for them."""

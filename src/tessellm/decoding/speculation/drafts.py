@@ -15,7 +15,7 @@ from ..requests import Request
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
 from .pace import AcceptanceCount
-from .verification import DraftBuffers
+from .verification import Believed, DraftBuffers
 
 LONGEST_MATCH = 4  # tokens at the end of the text that are looked for
 SHORTEST_COPY = 2  # a match of this many tokens is taken for the beginning of a copy
@@ -30,20 +30,17 @@ class Drafter(Protocol):
     def read(self, requests: Sequence[Request]) -> None:
         """Read prompts while the device reads them and the host waits."""
 
-    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
-        """Look at the slots, before kinds of drafts are asked for."""
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> Sequence[int | None]:
+        """Look at the slots; name the kind of draft that there is for each request; None: there is none."""
 
-    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
-        """Hear whom the rule believes behind so many tokens more, and how surely."""
-
-    def kind(self, request: Request) -> int | None:
-        """Name the kind of draft that there is for a request; None: there is none."""
+    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
+        """Hear whom the rule believes behind these tokens more of each request."""
 
     def first(self, request: Request) -> int | None:
         """Look up the first token of a request's draft; None where that takes work."""
 
-    def passes(self) -> Sequence[Mapping[str, DraftPass]]:
-        """List the ways to draft; each is the passes that it runs, by name."""
+    def passes(self) -> Mapping[str, DraftPass]:
+        """Name the passes that draft a token, one for each way to draft."""
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         """Write drafts of up to `length` tokens for the requests in slots."""
@@ -155,17 +152,14 @@ class LookupDrafter:
         text.grow(request.tokens[len(text.tokens) - len(request.prompt) :])
         return text
 
-    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int | None]:
+        return [self.text(request).match()[0] or None for request in in_slot.values()]
+
+    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
         pass
 
-    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
-        pass
-
-    def passes(self) -> list[dict[str, DraftPass]]:
-        return [{}]
-
-    def kind(self, request: Request) -> int | None:
-        return self.text(request).match()[0] or None
+    def passes(self) -> dict[str, DraftPass]:
+        return {}
 
     def first(self, request: Request) -> int | None:
         text = self.text(request)

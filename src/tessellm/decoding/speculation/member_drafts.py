@@ -9,8 +9,7 @@ Shapes: B rows (slots with room for a draft).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from ..passes import Workspace, choose_tokens
 from ..requests import Request
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
-from .verification import DraftBuffers
+from .verification import Believed, DraftBuffers
 
 
 class MemberDrafter:
@@ -43,32 +42,30 @@ class MemberDrafter:
     def read(self, requests: Sequence[Request]) -> None:
         pass
 
-    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
-        pass
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int]:
+        return [0] * len(in_slot)
 
-    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
+    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
         pass
-
-    def kind(self, request: Request) -> int | None:
-        return 0
 
     def first(self, request: Request) -> int | None:
         return None
 
-    def passes(self) -> list[dict[str, DraftPass]]:
+    def passes(self) -> dict[str, DraftPass]:
         """Name the pass that drafts, on the cache as it is now."""
         if self.group.cache is not self.home.cache and not self.group.cache.key_RHCD:
             self.group.cache.take_rows(self.home.cache, self.home.members.index(self.place))
-        return [{self.name: self.draft}]
+        return {self.name: self.draft}
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        put_writers(self.drafts, steps, {slot: (request.room, self.place) for slot, request in in_slot.items()})
-        most = min(length, max(request.room for request in in_slot.values()))
-        self.write_own(steps, max(in_slot) + 1, most, cells, choice)
+        rooms = {slot: request.room for slot, request in in_slot.items()}
+        asked = {slot: (room, self.place) for slot, room in rooms.items() if room > 0}
+        steps.put(self.drafts.plan_SX, self.drafts.planned(asked))
+        self.write_own(steps, max(in_slot) + 1, min(length, max(rooms.values())), cells, choice)
 
     def write_own(self, steps: Steps, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Write the drafts that are this member's to write, token by token."""
-        for name, run in self.passes()[0].items():
+        for name, run in self.passes().items():
             for _ in range(length):
                 steps.run(name, run, rows, 1, cells, choice)
 
@@ -111,8 +108,8 @@ class BelievedDrafter:
 
     def __init__(self, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers):
         self.model, self.work, self.drafts = model, work, drafts
-        self._believed: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()  # member, how sure
-        self._behind: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # as many tokens of the request
+        self.writer: dict[int, int] = {}  # by slot, whom the rule believed at the last look
+        self._heard: dict[tuple[int, int], Believed] = {}  # by a request's number and its tokens, after the last pass
         self._found_2S = torch.zeros_like(work.slots.index_S).repeat(2, 1)
         self._by_place: dict[int, MemberDrafter] = {}
         for place in range(len(model.members)) if model.device.type == "cuda" else ():  # to capture their passes
@@ -121,33 +118,33 @@ class BelievedDrafter:
     def read(self, requests: Sequence[Request]) -> None:
         pass
 
-    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> None:
-        """See whom the rule believes, per request; where the last verified draft told, the device is not asked."""
-        if all(self._behind.get(request) == request.asked for request in in_slot.values()):
-            return
-        rows = max(in_slot) + 1
-        voice = self.work.voice
+    def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int]:
+        """See whom the rule believes; where the last verified draft told, the device is not asked."""
+        heard = [self._heard.get((request.number, request.asked)) for request in in_slot.values()]
+        found = [each for each in heard if each is not None]
+        if len(found) < len(heard):
+            found = self._ask(steps, in_slot)
+        self.writer = {slot: member for slot, (member, _) in zip(in_slot, found, strict=True)}
+        return [sure for _, sure in found]
+
+    def _ask(self, steps: Steps, slots: Collection[int]) -> list[Believed]:
+        """Ask the device whom the rule believes in slots."""
+        rows, voice = max(slots) + 1, self.work.voice
         found = voice.rule.believed_members(self.work.states.read(voice, slice(rows)))
         self._found_2S[:, :rows] = torch.stack(found)
-        members, sure = steps.get(self._found_2S)
-        self._believed.update({request: (members[slot], sure[slot]) for slot, request in in_slot.items()})
+        members, sure = steps.get(self._found_2S).tolist()
+        return [(members[slot], sure[slot]) for slot in slots]
 
-    def believe(self, request: Request, tokens: int, believed: tuple[int, int]) -> None:
-        self._believed[request], self._behind[request] = believed, request.asked + tokens
-
-    def kind(self, request: Request) -> int | None:
-        return self._believed[request][1]
-
-    def writers(self, requests: Sequence[Request]) -> int:
-        """Count the members that are believed for some request."""
-        return len({self._believed[request][0] for request in requests})
+    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
+        behind = [(r.number, r.asked + len(own)) for r, own in zip(requests, tokens, strict=True)]
+        self._heard = dict(zip(behind, believed, strict=True))
 
     def first(self, request: Request) -> int | None:
         return None
 
-    def passes(self) -> list[dict[str, DraftPass]]:
+    def passes(self) -> dict[str, DraftPass]:
         """Name the passes that draft, of every member that did."""
-        return [each for drafter in self._by_place.values() for each in drafter.passes()] or [{}]
+        return {name: run for drafter in self._by_place.values() for name, run in drafter.passes().items()}
 
     def by(self, place: int) -> MemberDrafter:
         """Make the drafter of one member, once."""
@@ -156,17 +153,11 @@ class BelievedDrafter:
         return self._by_place[place]
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        believed = {slot: self._believed[request][0] for slot, request in in_slot.items() if request.room > 0}
-        put_writers(self.drafts, steps, {slot: (in_slot[slot].room, place) for slot, place in believed.items()})
-        for place in sorted(set(believed.values())):
-            most = min(length, max(in_slot[slot].room for slot, writer in believed.items() if writer == place))
-            self.by(place).write_own(steps, max(in_slot) + 1, most, cells, choice)
-
-
-def put_writers(drafts: DraftBuffers, steps: Steps, asked: Mapping[int, tuple[int, int]]) -> None:
-    """Clear all drafts, and say for slots how long theirs may be and which member writes it; once a pass, since what is
-    on its way to the device must not be changed."""
-    drafts.clear()
-    slots = range(len(drafts.room_S))
-    steps.put(drafts.room_S, [max(0, asked[slot][0]) if slot in asked else 0 for slot in slots])
-    steps.put(drafts.writer_S, [asked[slot][1] if slot in asked else -1 for slot in slots])
+        rooms = ((slot, request.room) for slot, request in in_slot.items())
+        asked = {slot: (room, self.writer[slot]) for slot, room in rooms if room > 0}
+        steps.put(self.drafts.plan_SX, self.drafts.planned(asked))
+        most: dict[int, int] = {}
+        for room, place in asked.values():
+            most[place] = max(room, most.get(place, 0))
+        for place in sorted(most):
+            self.by(place).write_own(steps, max(in_slot) + 1, min(length, most[place]), cells, choice)

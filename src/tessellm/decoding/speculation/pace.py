@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
-from ..requests import Request
 from .costs import CPU, Costs, expected
 
 KEEP_OWN = 0.9  # weight of a request's earlier drafts after each later one
@@ -44,37 +43,55 @@ class AcceptanceCount:
 
 
 NONE = AcceptanceCount()
-Counts = dict[int, AcceptanceCount]  # by kind of draft
+Counts = defaultdict[int, AcceptanceCount]  # by kind of draft
+
+
+@dataclass
+class TextDrafts:
+    """What came of the drafts of one text. What they cost it is bounded, in steps of all members awake: with n tokens
+    written, by LOST · n + LOST_AT_FIRST of them, whatever was right."""
+
+    counts: Counts = field(default_factory=lambda: defaultdict(AcceptanceCount))
+    seen_right: bool = False  # whether a token that was drafted was accepted
+    lost: float = 0.0  # steps that passes cost beyond the tokens that they brought
+
+    def longest(self, prices: Mapping[int, float], written: int) -> int:
+        """Find the longest draft that may bring no more than one token, of lengths, longest first, with the steps that
+        their passes cost; 0: none."""
+        bound = LOST * written + LOST_AT_FIRST
+        for length, cost in prices.items():
+            if self.lost + cost - 1 <= bound:
+                return length
+        return 0
 
 
 class AcceptanceRates:
-    """Estimate how likely the next token of a draft is accepted: per kind of draft, over all requests and for each."""
+    """Estimate how likely the next token of a draft is accepted: per kind of draft, over all texts and for each."""
 
     def __init__(self, known: Sequence[float] = ()) -> None:
-        """`known`: the rate of each kind over all requests, where it is not to be learnt."""
+        """`known`: the rate of each kind over all texts, where it is not to be learnt."""
         self._known = known
-        self._all: Counts = {}
-        self._own: WeakKeyDictionary[Request, Counts] = WeakKeyDictionary()
+        self._all: Counts = defaultdict(AcceptanceCount)
 
-    def rate(self, request: Request, kind: int) -> float:
-        every, own = self._all.get(kind, NONE), self._own.get(request, {}).get(kind, NONE)
-        overall = (every.right + PRIOR_ACCEPTED) / (every.judged + PRIOR_JUDGED)
-        overall = self._known[kind] if self._known else overall
+    def rate(self, text: TextDrafts, kind: int) -> float:
+        own, overall = text.counts.get(kind, NONE), self._known[kind] if self._known else self._learnt(kind)
         return (own.right + SHARED_TOKENS * overall) / (own.judged + SHARED_TOKENS)
 
-    def seen_right(self, request: Request) -> bool:
-        """Whether a token that was drafted for the request was accepted, lately or not so long ago."""
-        return any(count.right > 0 for count in self._own.get(request, {}).values())
+    def _learnt(self, kind: int) -> float:
+        every = self._all.get(kind, NONE)
+        return (every.right + PRIOR_ACCEPTED) / (every.judged + PRIOR_JUDGED)
 
-    def note(self, request: Request, kind: int, accepted: int, drafted: int) -> None:
+    def note(self, text: TextDrafts, kind: int, accepted: int, drafted: int) -> None:
         """Count a draft. Tokens behind the first wrong one were not judged."""
         judged = min(accepted + 1, drafted)
-        for counts, keep in ((self._all, KEEP_ALL), (self._own.setdefault(request, {}), KEEP_OWN)):
-            counts.setdefault(kind, AcceptanceCount()).add(accepted, judged, keep)
+        text.counts[kind].add(accepted, judged, KEEP_OWN)
+        text.seen_right = text.seen_right or accepted > 0
+        if not self._known:
+            self._all[kind].add(accepted, judged, KEEP_ALL)
 
-    def fade(self, request: Request, kind: int) -> None:
+    def fade(self, text: TextDrafts, kind: int) -> None:
         """Let counts fade where no draft was made, so that drafts are tried again some day."""
-        for counts in (self._all, self._own.get(request, {})):
+        for counts in (self._all, text.counts):
             if kind in counts:
                 counts[kind].add(0, 0, FADE)
 
@@ -106,6 +123,8 @@ class Pace:
         best, fastest = 0, WORTH * len(rates) / cost
         for length in self.lengths:
             measured = self._cost(rows, length)
+            if measured == math.inf:
+                continue
             cost = cost if measured is None else measured  # as cheap as the next shorter until it is measured
             speed = sum(expected(rate, min(length, room)) for rate, room in rates) / cost
             if speed > fastest:
@@ -143,22 +162,6 @@ class Pace:
         return cost.seconds * (1 - AGEING) ** (self.steps - cost.at)
 
 
-class Losses:
-    """Bound what drafts cost each text, in steps of all members awake: with n tokens written, at most LOST · n +
-    LOST_AT_FIRST of them, whatever was right."""
-
-    def __init__(self) -> None:
-        self._lost: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
-
-    def note(self, request: Request, cost: float, tokens: int) -> None:
-        """Count a pass that cost so many steps and brought so many tokens."""
-        self._lost[request] = self._lost.get(request, 0.0) + cost - tokens
-
-    def allow(self, request: Request, cost: float) -> bool:
-        """Whether a pass of so many steps may bring the request no more than one token."""
-        return self._lost.get(request, 0.0) + cost - 1 <= LOST * request.asked + LOST_AT_FIRST
-
-
 @dataclass
 class ModelledPace(Pace):
     """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what
@@ -166,6 +169,7 @@ class ModelledPace(Pace):
 
     costs: Costs = ONE_MEMBER
     writers: int = 1  # members that draft, for some rows each
+    _priced: dict[tuple[int, int, int], float] = field(default_factory=dict)  # by rows, length and writers
 
     def set_device_time(self, rows: int, length: int, seconds: float) -> None:
         pass
@@ -174,13 +178,24 @@ class ModelledPace(Pace):
         self.steps += 1
 
     def _cost(self, rows: int, length: int) -> float:
+        key = rows, length, self.writers
+        if key not in self._priced:
+            self._priced[key] = self._price(*key)
+        return self._priced[key]
+
+    def _price(self, rows: int, length: int, writers: int) -> float:
         if not length:
             return self.costs.step(rows)
-        return self.costs.block(rows, length, self.writers) if self.costs.takes(rows, length) else math.inf
+        return self.costs.block(rows, length, writers) if self.costs.takes(rows, length) else math.inf
 
     def in_steps(self, rows: int, length: int) -> float:
         """Price a pass in steps of all members awake."""
         return self._cost(rows, length) / self._cost(rows, 0)
+
+    def prices(self, rows: int) -> dict[int, float]:
+        """Price passes with drafts in steps of all members awake: lengths that fast kernels take, longest first."""
+        lengths = [length for length in reversed(self.lengths) if self.costs.takes(rows, length)]
+        return {length: self.in_steps(rows, length) for length in lengths}
 
 
 def bucket(rows: int) -> int:

@@ -20,7 +20,7 @@ from ..steps import Steps
 from ..voices import SpecialRows
 from .drafts import Drafter, LookupDrafter
 from .member_drafts import BelievedDrafter, MemberDrafter
-from .pace import AcceptanceRates, Losses, ModelledPace, Pace
+from .pace import AcceptanceRates, ModelledPace, Pace, TextDrafts
 from .verification import DraftBuffers, verify
 from .who import Speculation, costs_of
 
@@ -40,14 +40,15 @@ class Speculator:
         self.lengths = wanted.lengths(on_cpu)
         slots, members = work.slots.broken_SM.shape
         self.drafts = DraftBuffers.empty(slots, members, self.lengths[-1], model.device)
-        work.drafts[:] = self.drafts.tensors
+        work.drafts[:] = [self.drafts.plan_SX]
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
         if self.by_belief:
             self.pace = ModelledPace(self.lengths, costs=costs_of(model))
-        self.rates, self.losses = AcceptanceRates(BELIEVED_RATES if self.by_belief else ()), Losses()
+        self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
+        self._texts: dict[int, TextDrafts] = {}  # by number of the requests of the last pass
         self.passes = self.drafted = self.accepted = 0
         self._in_vain = self._rest = 0  # passes without drafts in a row; steps until drafts are tried again
 
@@ -70,12 +71,13 @@ class Speculator:
         for length, seconds in self._ready(rows, cells, choice).items():
             self.pace.set_device_time(rows, length, seconds)
         started, prepared = self.pace.clock(), self.steps.prepared_seconds
-        self.drafter.look(self.steps, dict(zip(slots, running, strict=True)))
+        in_slot = dict(zip(slots, running, strict=True))
+        kinds = self.drafter.look(self.steps, in_slot)
         if isinstance(self.pace, ModelledPace) and isinstance(self.drafter, BelievedDrafter):
-            self.pace.writers = self.drafter.writers(running)
-        kinds = [self.drafter.kind(request) for request in running]
-        length = self._length(running, rows, kinds)
-        result = self._run(running, slots, length, choice, special)
+            self.pace.writers = len(set(self.drafter.writer.values()))
+        self._texts = {request.number: self._texts.get(request.number) or TextDrafts() for request in running}
+        length = self.pace.choose(rows, self._prospects(running, kinds, rows))
+        result = self._run(in_slot, length, cells, choice, special)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
         self.passes += 1
@@ -83,33 +85,33 @@ class Speculator:
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
         cost = self.pace.in_steps(rows, length) if isinstance(self.pace, ModelledPace) else 0.0
-        for request, kind, tokens in zip(running, kinds, result.tokens, strict=True):
+        texts = self._texts.values()
+        for request, text, kind, tokens in zip(running, texts, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
-                self._learn(request, kind, length, tokens)
-                self.losses.note(request, cost, len(tokens))
+                self._learn(request, text, kind, length, tokens)
+                text.lost = text.lost + cost - len(tokens)
         return result
 
     def _run(
         self,
-        running: Sequence[Request],
-        slots: Sequence[int],
+        in_slot: Mapping[int, Request],
         length: int,
+        cells: int,
         choice: TokenChoice,
         special: SpecialRows | None,
     ) -> StepResult:
-        rows, cells = slots[-1] + 1, max(r.cells for r in running)
+        slots, rows = list(in_slot), max(in_slot) + 1
         if not length:
             self.steps.decode(rows, cells, choice, special)
             return self.steps.fetch(slots)()
-        self.drafter.write(self.steps, dict(zip(slots, running, strict=True)), length, cells + length, choice)
+        self.drafter.write(self.steps, in_slot, length, cells + length, choice)
         if special is None:
             self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         else:  # as it is: which rows are observed differs from pass to pass
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
-        came = self.steps.get(self.drafts.came_SX[:rows])
-        result = self.drafts.read(came, slots)
-        for request, slot, tokens, broken in zip(running, slots, result.tokens, result.broken, strict=True):
-            self.drafter.believe(request, len(tokens), self.drafts.believed(came, slot))
+        result, believed = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots, length + 1)
+        self.drafter.hear(list(in_slot.values()), result.tokens, believed)
+        for (slot, request), tokens, broken in zip(in_slot.items(), result.tokens, result.broken, strict=True):
             if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
@@ -131,48 +133,38 @@ class Speculator:
                     self._ready(rows, cells, choice)
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
-        """Prepare every way to draft, and verification; the device's seconds per length by the slowest way."""
+        """Prepare every way to draft, and verification; the device's seconds per length."""
         lengths = self.lengths
         if isinstance(self.pace, ModelledPace):
             lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
-        ways = [
-            self.steps.ready(way, self._verify, self.drafts.clear, lengths, rows, cells, choice)
-            for way in self.drafter.passes()
-        ]
-        return {length: max(way[length] for way in ways) for length in ways[0]}
+        ways = self.drafter.passes()
+        return self.steps.ready(ways, self._verify, self.drafts.clear, lengths, rows, cells, choice)
 
-    def _length(self, running: Sequence[Request], rows: int, kinds: Sequence[int | None]) -> int:
-        """Choose the length of the next drafts; requests without a draft have a rate of 0."""
-        costs: dict[int, float] = {}
-        if isinstance(self.pace, ModelledPace):
-            costs = {length: self.pace.in_steps(rows, length) for length in self.lengths}
-        pairs = zip(running, kinds, strict=True)
-        return self.pace.choose(rows, [self._prospect(request, kind, costs) for request, kind in pairs])
+    def _prospects(self, running: Sequence[Request], kinds: Sequence[int | None], rows: int) -> list[tuple[float, int]]:
+        """Return for each request the acceptance rate to expect, and how many tokens to hope for; 0 without a draft. A
+        member that was not yet seen to be right about a text is hoped to be for a short draft, and none is longer than
+        the text can lose, where lengths have a known cost in steps."""
+        prices = self.pace.prices(rows) if isinstance(self.pace, ModelledPace) else None
+        prospects = []
+        for request, text, kind in zip(running, self._texts.values(), kinds, strict=True):
+            rate, room = (0.0, 0) if kind is None else (self.rates.rate(text, kind), request.room)
+            if self.by_belief and not text.seen_right:
+                room = min(room, self.lengths[0])
+            if prices is not None:
+                room = min(room, text.longest(prices, request.asked))
+            prospects.append((rate, room))
+        return prospects
 
-    def _prospect(self, request: Request, kind: int | None, costs: Mapping[int, float]) -> tuple[float, int]:
-        """Return the acceptance rate to expect, and how many tokens to hope for. A member that was not yet seen to be
-        right about a text is hoped to be for a short draft, and none is longer than the text can lose, where lengths
-        have a known cost in steps."""
-        if kind is None:
-            return 0.0, 0
-        room = request.room
-        if self.by_belief and not self.rates.seen_right(request):
-            room = min(room, self.lengths[0])
-        if costs:
-            fitting = [length for length, cost in costs.items() if self.losses.allow(request, cost)]
-            room = min(room, max(fitting, default=0))
-        return self.rates.rate(request, kind), room
-
-    def _learn(self, request: Request, kind: int, length: int, tokens: Sequence[int]) -> None:
+    def _learn(self, request: Request, text: TextDrafts, kind: int, length: int, tokens: Sequence[int]) -> None:
         drafted = min(length, request.room)
         if drafted > 0:
             accepted = len(tokens) - 1
             self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-            self.rates.note(request, kind, accepted, drafted)
+            self.rates.note(text, kind, accepted, drafted)
         elif (first := self.drafter.first(request)) is not None:  # it would have been right or wrong all the same
-            self.rates.note(request, kind, int(first == tokens[0]), 1)
+            self.rates.note(text, kind, int(first == tokens[0]), 1)
         elif not length:
-            self.rates.fade(request, kind)
+            self.rates.fade(text, kind)
 
 
 def make_drafter(wanted: Speculation, model: ComposedForCausalLM, work: Workspace, drafts: DraftBuffers) -> Drafter:

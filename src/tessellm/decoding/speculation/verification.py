@@ -15,7 +15,7 @@ Shapes: S slots, B rows (the first slots), G tokens of a draft, T = G + 1 tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +30,7 @@ from ..passes import Workspace, choose_tokens, standing
 from ..sampling import TokenChoice
 from ..voices import SpecialRows
 
+Believed = tuple[int, int]  # a member, and how surely
 Show = Callable[[Judged, Tensor, Explanation], None]  # of what the rule says at every token, and why
 
 
@@ -37,24 +38,24 @@ Show = Callable[[Judged, Tensor, Explanation], None]  # of what the rule says at
 class DraftBuffers:
     """Drafts of S slots, and what came of them."""
 
-    draft_SG: Tensor  # −1 behind the end of a draft
+    plan_SX: Tensor  # for one transfer: the four below, side by side
     room_S: Tensor  # no draft is longer than this
     done_S: Tensor  # tokens of a draft that a member has written
     writer_S: Tensor  # the member that wrote a draft, while others rested; −1: none
+    draft_SG: Tensor  # −1 behind the end of a draft
     fed_TS: Tensor
     came_SX: Tensor  # for one transfer: how many tokens, the tokens, their log-probabilities, broken members, whom the
     # rule believes behind them, and how surely
 
     @staticmethod
     def empty(slots: int, members: int, longest: int, device: torch.device) -> DraftBuffers:
-        return DraftBuffers(
-            torch.full((slots, longest), -1, device=device),
-            torch.zeros(slots, dtype=torch.long, device=device),
-            torch.zeros(slots, dtype=torch.long, device=device),
-            torch.full((slots,), -1, device=device),
-            torch.zeros(longest + 1, slots, dtype=torch.long, device=device),
-            torch.zeros(slots, 1 + 2 * (longest + 1) + members + 2, dtype=torch.double, device=device),
-        )
+        plan_SX = torch.zeros(slots, 3 + longest, dtype=torch.long, device=device)
+        fed_TS = torch.zeros(longest + 1, slots, dtype=torch.long, device=device)
+        came_SX = torch.zeros(slots, 1 + 2 * (longest + 1) + members + 2, dtype=torch.double, device=device)
+        own = plan_SX[:, 0], plan_SX[:, 1], plan_SX[:, 2], plan_SX[:, 3:]
+        drafts = DraftBuffers(plan_SX, *own, fed_TS, came_SX)
+        drafts.clear()
+        return drafts
 
     @property
     def widest(self) -> int:
@@ -66,24 +67,29 @@ class DraftBuffers:
         self.room_S.zero_()
         self.done_S.zero_()
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """List what drafting changes, slot first."""
-        return [self.draft_SG, self.room_S, self.done_S, self.writer_S]
+    def planned(self, asked: Mapping[int, tuple[int, int]]) -> Tensor:
+        """Lay out on the host, for `plan_SX`, empty drafts with room for so many tokens by a member, by slot."""
+        plan = torch.full(self.plan_SX.shape, -1)
+        rooms, writers = [0] * len(plan), [-1] * len(plan)
+        for slot, (room, writer) in asked.items():
+            rooms[slot], writers[slot] = room, writer
+        columns = plan.numpy()
+        columns[:, 0], columns[:, 1], columns[:, 2] = rooms, 0, writers
+        return plan
 
-    def read(self, came: Sequence[Sequence[float]], slots: Sequence[int]) -> StepResult:
-        """Sort the host's copy of `came_SX` by slot."""
-        rows, at = [came[slot] for slot in slots], 1 + self.widest
-        return StepResult(
-            [[int(token) for token in row[1 : 1 + int(row[0])]] for row in rows],
-            [row[at : at + int(row[0])] for row in rows],
-            [[bool(broken) for broken in row[at + self.widest : -2]] for row in rows],
+    def read(self, came_SX: Tensor, slots: Sequence[int], width: int) -> tuple[StepResult, list[Believed]]:
+        """Sort the host's copy of `came_SX` by slot, after a pass of so many tokens: what was chosen, and whom the rule
+        believes now, where it tells."""
+        came, at = came_SX.numpy(), 1 + self.widest
+        count, token = came[:, 0].astype(int).tolist(), came[:, 1 : 1 + width].astype(int).tolist()
+        logprob, broken = came[:, at : at + width].tolist(), came[:, at + self.widest : -2].astype(bool).tolist()
+        believed = came[:, -2:].astype(int).tolist()
+        chosen = StepResult(
+            [token[slot][: count[slot]] for slot in slots],
+            [logprob[slot][: count[slot]] for slot in slots],
+            [broken[slot] for slot in slots],
         )
-
-    @staticmethod
-    def believed(came: Sequence[Sequence[float]], slot: int) -> tuple[int, int]:
-        """Look up whom the rule believes now, and how surely, where it tells."""
-        return int(came[slot][-2]), int(came[slot][-1])
+        return chosen, [tuple(believed[slot]) for slot in slots]
 
 
 def verify(
