@@ -66,6 +66,9 @@ def claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
             at_least(f"long-{name}", f"{name}: a long prompt, share of the matrix rate", share, 0.5),
             at_most(f"gaps-{name}", f"{name}: 80 % load, 99 % of gaps over the median", over, LIMIT),
         ]
+        if kind == "lora":
+            median = round(case["steps"]["1"]["median"], 2)
+            made.append(at_most(f"step-{name}", f"{name}: ms per step at batch 1, base and three experts", median, 2.0))
     return made
 
 

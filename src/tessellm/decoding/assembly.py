@@ -11,6 +11,7 @@ import torch
 
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
+from ..rules import ComposedRule
 from .buffers import RuleStates, SlotBuffers
 from .cuda.kernel_cache import keep_kernels
 from .members.groups import Group, make_groups, stacks_fine_tunes
@@ -61,17 +62,19 @@ def fast_steps(plain: Steps, compiled: bool, few_shapes: bool) -> Steps:
         return plain
     from .cuda.graphs import GraphSteps
 
-    work = replace(plain.work, runner=_fast_runner(plain.work)) if compiled else plain.work
-    return GraphSteps(work, plain.context, few_shapes)
+    if not compiled:
+        return GraphSteps(plain.work, plain.context, few_shapes)
+    wide = any(group.module.dtype == torch.float64 for group in plain.work.groups)
+    runner = fast_runner(plain.work.voice.rule, plain.work.slots.broken_SM.shape[1], wide)
+    return GraphSteps(replace(plain.work, runner=runner), plain.context, few_shapes)
 
 
-def _fast_runner(work: Workspace) -> RuleRunner:
-    """Run the rule by kernels of its own where there are some, else compiled."""
+def fast_runner(rule: ComposedRule, members: int, wide: bool = False) -> RuleRunner:
+    """Run a rule on a GPU by kernels of its own, where there are some, else compiled. `wide`: logits are of double
+    precision, which those kernels do not keep."""
     from .cuda.compiled_rule import compiled_runner
 
-    rule, members = work.voice.rule, work.slots.broken_SM.shape[1]
-    wide = any(group.module.dtype == torch.float64 for group in work.groups)
-    if rule.mixture is not None and importlib.util.find_spec("triton") is not None and not wide:
+    if rule.mixture is not None and not wide and importlib.util.find_spec("triton") is not None:
         from .cuda.mixture import MOST_MEMBERS, Mixture
 
         if members <= MOST_MEMBERS:

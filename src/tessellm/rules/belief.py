@@ -269,8 +269,8 @@ class Belief(BaseRule):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The belief at every position (log), and whether an answer has begun after the last one."""
         if said_BTL.shape[1] > 1 and sums_are_fast(said_BTL):  # where many small operations are slow
-            prior_BTL = prior_BTL if self.calibrated else None
-            return believe_at_once(prior_BTL, said_BTL, heard_BT, turn_BT, belief_BL, answering_B, SHARE)
+            begins_BTL = prior_BTL if self.calibrated else None
+            return believe_at_once(begins_BTL, said_BTL, heard_BT, turn_BT, belief_BL, answering_B, SHARE)
         beliefs = []
         for prior_BL, said_BL, heard_B, turn_B in zip(
             prior_BTL.unbind(1), said_BTL.unbind(1), heard_BT.unbind(1), turn_BT.unbind(1), strict=True

@@ -12,17 +12,14 @@ import torch
 import tessellm
 from draft_distribution import draft_always
 from tessellm.bench.models import with_deltas
-from tessellm.decoding.cuda.compiled_rule import compiled_runner
 from tessellm.decoding.cuda.graphs import GraphSteps
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import attention
-from tessellm.decoding.passes import READ_ROWS, combine
 from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.speculation import Speculation
 from tessellm.rules import Product
 from tessellm.rules.base import BaseRule
-from tessellm.rules.belief import Belief
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, unexcused
@@ -49,7 +46,7 @@ def texts(requests: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_reference(kind: str, rule: str, compiled: bool) -> None:
     here, there = pair(kind, rule)
@@ -278,21 +275,16 @@ def test_nothing_of_a_broken_sequence_is_read_again(kind: str, fused: bool, draf
         assert [request.error for request in rest] == [None] * len(rest)
 
 
-@pytest.mark.parametrize("members", [3, 4, 7])
+@pytest.mark.parametrize(("members", "texts"), [(2, 1), (3, 5), (4, 1), (7, 2), (9, 3)])
 @torch.inference_mode()
-def test_the_default_rule_is_compiled_for_prompts_and_drafts(members: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A vocabulary of many, which has other kernels than a few: with four members a compiler failed at it once."""
-    rule = Belief(opening=(1, 2), turn=(3, 4), user=(5,), habits=[[0.0] * 5 + [1.0] * 5] * (members - 1))
-    runner, shape = compiled_runner(rule), (1, READ_ROWS)
-    logits_M = list(torch.randn(members, *shape, 50_000, device=DEVICE))
-    token_BT, real_BT = torch.ones(shape, dtype=torch.long, device=DEVICE), torch.ones(shape, device=DEVICE).bool()
-    state = combine(rule, [logits[:, :1] for logits in logits_M], token_BT[:, :1], real_BT[:, :1], None)[-1]
-    assert runner.read is not None
-    assert runner.judge is not None
-    said_BV, _, after = runner.read(logits_M, token_BT, real_BT, state)
-    wanted_BTV, _, _ = combine(rule, logits_M, token_BT, real_BT, state)
-    torch.testing.assert_close(said_BV, wanted_BTV[:, -1], atol=1e-4, rtol=1e-4)
-    token_found_BT, _, accepted_B1, _, _ = runner.judge(logits_M, token_BT, real_BT, after)
-    assert token_found_BT.shape == shape
-    assert int(accepted_B1) == 0  # no member says the same token for ever
+def test_the_default_rule_has_kernels_of_its_own(members: int, texts: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A vocabulary of many. The belief is compiled: with four members a compiler once failed at the whole rule."""
+    from mixture_cases import Case  # which needs Triton
+
+    case = Case(members, 50_003, texts, DEVICE)
+    state = case.read(70)
+    case.step(state)
+    case.step(state, impossible=True)
+    case.judge(state, 32)
+    case.broken(state, torch.nan, 1)
     assert not [record for record in caplog.records if "uncompiled" in record.message]

@@ -84,8 +84,8 @@ class Logits:
         return RowSums(lse_BTM, own_BTM, base_BTM, equation_BT, said_BTL)
 
     def mixed(self, sums: RowSums, belief_BTL: Tensor, last: int, write: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Mix the laws of each text's `last` rows: the likeliest token, its log-probability, and, where `write` asks for
-        it, the whole law."""
+        """Mix the laws of each text's `last` rows: the likeliest token, its log-probability, and, if `write`, the whole
+        law."""
         rows, first = self.texts * last, self.tokens - last
         sizes = self._pieces(rows, self.block)
         pieces = sizes["P"]
