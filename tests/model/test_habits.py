@@ -10,6 +10,7 @@ from draft_distribution import draft_always
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
+from tessellm.model import habits
 from tessellm.model.habits import _before_answer, _before_user, _common_beginning, _in_chat, _rendered
 from tessellm.model.usual import PROMPTS
 from tessellm.rules.belief import Belief
@@ -112,6 +113,15 @@ def test_setting_the_rule_by_its_name_learns_the_habits_of_weighted_experts(chat
     assert other.habits[1] != tessellm.compose(**chatting, rule="belief").rule.rule.habits[1]
     model.set_rule("product")
     assert model.config.rule == {"name": "product"}
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(1, 1), (100, 1 << 10), (1 << 20, 1 << 30)])
+def test_habits_are_the_same_however_many_rows_are_read_at_once(chatting, monkeypatch, rows, at_once):
+    wanted = tessellm.compose(**chatting, rule="belief").rule.rule.habits
+    monkeypatch.setattr(habits, "ROWS_ON_CPU", rows)
+    monkeypatch.setattr(habits, "READ_ON_CPU", at_once)
+    found = tessellm.compose(**chatting, rule="belief").rule.rule.habits
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-5)
 
 
 def test_without_a_chat_template_there_is_nothing_to_measure(chatting, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.rules import RULES, make_rule, product, product_scores, tilt
+from tessellm.rules import RULES, make_rule, normalised, product, product_scores, tilt
 
 WEIGHTS = st.floats(-3, 3, allow_nan=False, width=32)
 
@@ -126,6 +126,15 @@ def test_tilting_then_composing_is_the_weighted_product():
     logp_MBV = random_logp(5, 4, 2, 9)
     weights = [0.7, -0.3, 1.5]
     torch.testing.assert_close(product(tilt(logp_MBV, weights)), product(logp_MBV, weights), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 3, (torch.bfloat16, torch.float64, torch.float32)])
+def test_log_probabilities_are_the_same_with_and_without_gradients(dtypes):
+    logits = [torch.randn(2, 5, 7, dtype=dtype)[:, 1:] for dtype in dtypes]
+    with_gradients = normalised(logits)
+    with torch.no_grad():
+        assert torch.equal(normalised(logits), with_gradients)
+    assert with_gradients.shape == (3, 2, 4, 7)
 
 
 def test_the_table_makes_rules():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..rules import DEFAULT, WITHOUT_CHAT, Product, RuleLike, Weights, normalised, tilt
 from ..rules.belief import Belief
-from ..rules.laws import read_rows
+from ..rules.laws import activity
 from .usual import PROMPTS
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ ANSWERS = ("Yes", "It is 42.", "echo", "x = 1\n", "so ")  # that end in differen
 SPACED = ("", "\n\nHi", "  Hi", "Hi\n", "Hi\n\n", "Hi  ")  # spaces may be one token with those of the template
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 AT_ONCE = 1 << 27  # logits of prompts that are read together
+ROWS_ON_CPU = 320  # positions of a pass: products of more are no faster there, and the more, the more padding
+READ_ON_CPU = 1 << 20  # log-probabilities of a prompt that are looked at together: as many as its cache holds
 SPREAD = 3.0  # by which each expert's sum of deviations deviates on usual prompts: numbers that go together count less
 SMALLEST = 1e-2  # deviation: an expert that always does the same is not told from one that hardly differs
 
@@ -157,11 +159,11 @@ def _common_end(rows: Sequence[Sequence[int]]) -> list[int]:
     return _common_beginning([row[::-1] for row in rows])[::-1]
 
 
-def _batches(prompts: Sequence[list[int]], numbers: int) -> Iterator[list[list[int]]]:
-    """Prompts of about one length together: few passes, little padding. `numbers`: logits of one position."""
+def _batches(prompts: Sequence[list[int]], rows: int) -> Iterator[list[list[int]]]:
+    """Prompts of about one length together, of so many positions with padding: few passes, little padding."""
     batch: list[list[int]] = []
     for prompt in sorted(prompts, key=len):
-        if batch and (len(batch) + 1) * len(prompt) * numbers > AT_ONCE:
+        if batch and (len(batch) + 1) * len(prompt) > rows:
             yield batch
             batch = []
         batch.append(prompt)
@@ -179,20 +181,33 @@ def _numbers(
     opened = call(opening, use_cache=True).past_key_values if rule.opening else None
     own = [name for number, name in enumerate(model.members) if number not in rule.styles]
     weights = [weight for number, weight in enumerate(weights, 1) if number not in rule.styles]
-    numbers = len(own) * model.config.vocab_size
-    for batch in _batches([prompt[len(rule.opening) :] for prompt in prompts], numbers):
-        length_P = torch.tensor([len(prompt) for prompt in batch], device=model.device)
-        longest = int(length_P.max())
+    rows = AT_ONCE // (len(own) * model.config.vocab_size)
+    rows = min(rows, ROWS_ON_CPU) if model.device.type == "cpu" else rows
+    for batch in _batches([prompt[len(rule.opening) :] for prompt in prompts], rows):
+        longest = len(batch[-1])
         input_ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in batch], device=model.device)
         caches = _repeated(opened, len(batch)) if opened else [None] * len(model.members)
         cache_of = dict(zip(model.members, caches, strict=True))
-        logp_MPTV = normalised([model.member_logits(name, input_ids, cache_of[name], 0, {}) for name in own])
-        found = read_rows(tilt(logp_MPTV, weights) if any(weight != 1 for weight in weights) else logp_MPTV)
-        behind_PT = length_P[:, None] - torch.arange(longest, device=model.device)
-        counts_PT = ((behind_PT >= 1) & (behind_PT <= rule.span)).to(found.averaged_BTKA.dtype)
-        averaged_PKA = torch.einsum("pt,ptka->pka", counts_PT / counts_PT.sum(1, keepdim=True), found.averaged_BTKA)
-        now_PKN = found.now_BTKN[torch.arange(len(batch)), length_P - 1]
-        yield torch.cat([averaged_PKA, now_PKN], -1).float().cpu()
+        logits_M = [model.member_logits(name, input_ids, cache_of[name], 0, {}) for name in own]
+        counted = [slice(max(0, len(prompt) - rule.span), len(prompt)) for prompt in batch]
+        yield torch.stack(
+            [_acts([logits[p : p + 1, at] for logits in logits_M], weights) for p, at in enumerate(counted)]
+        ).cpu()
+
+
+def _acts(logits_M: Sequence[Tensor], weights: Weights) -> Tensor:
+    """The numbers of every expert behind one prompt, [K, N], of members' logits [1, T, V]; on a CPU of a few rows at a
+    time, which stay in its cache."""
+    _, steps, vocabulary = logits_M[0].shape
+    size = max(1, READ_ON_CPU // (len(logits_M) * vocabulary)) if logits_M[0].device.type == "cpu" else steps
+    averaged = []
+    for start in range(0, steps, size):
+        logp_MBTV = normalised([logits[:, start : start + size] for logits in logits_M])
+        if any(weight != 1 for weight in weights):
+            logp_MBTV = tilt(logp_MBTV, weights)
+        _, averaged_BTKA, now_BTKN = activity(logp_MBTV)
+        averaged.append(averaged_BTKA[0])
+    return torch.cat([torch.cat(averaged).mean(0), now_BTKN[0, -1]], -1).float()
 
 
 def _repeated(opened: Any, times: int) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .sums import always, total
+from .sums import always, sums_are_fast, total
 
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
@@ -89,4 +89,10 @@ def normalised(logits_M: Sequence[Tensor] | Tensor) -> Tensor:
     """The members' log-probabilities, stacked, in a precision that is enough to combine them."""
     if isinstance(logits_M, Tensor):
         return logits_M.to(working_dtype(logits_M)).log_softmax(-1)
-    return torch.stack([logits.to(working_dtype(logits)).log_softmax(-1) for logits in logits_M])
+    wide_M = [logits.to(working_dtype(logits)) for logits in logits_M]
+    if sums_are_fast(wide_M[0]) or torch.is_grad_enabled() or len({wide.dtype for wide in wide_M}) > 1:
+        return torch.stack([wide.log_softmax(-1) for wide in wide_M])
+    logp_MBV = wide_M[0].new_empty(len(wide_M), *wide_M[0].shape)
+    for wide, logp_BV in zip(wide_M, logp_MBV, strict=True):
+        torch.log_softmax(wide, -1, out=logp_BV)  # each where it belongs: stacking would copy them
+    return logp_MBV

@@ -55,7 +55,7 @@ def read_rows(logp_MBTV: Tensor) -> Readings:
 
 def activity(logp_MBTV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The members' probabilities, and the numbers of each expert: those that are averaged, and those of a last row."""
-    safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
+    safe_MBTV = logp_MBTV if always(logp_MBTV.amin(-1) >= LOG_FLOOR) else logp_MBTV.clamp_min(LOG_FLOOR)
     prob_MBTV = probabilities(safe_MBTV)
     return prob_MBTV, *expert_numbers(*own_and_base(prob_MBTV, safe_MBTV))
 

@@ -44,10 +44,13 @@ class Answer:
 
 
 def answer_all(model: ComposedForCausalLM, prompts: Sequence[Asked], new_tokens: int) -> list[Answer]:
-    """Have the composition answer all prompts at once, greedily, and keep what it believed."""
-    rows, answers = encoded(model, prompts), [Answer(asked) for asked in prompts]
+    """Have the composition answer all prompts at once, greedily, and keep what it believed. Each prompt is read by
+    itself: a processor's work grows with padding."""
+    rows, answers, requests = encoded(model, prompts), [Answer(asked) for asked in prompts], []
     engine = _engine(model, rows, new_tokens)
-    requests = [engine.submit(row, Sampling(new_tokens), observer=watch_belief) for row in rows]
+    for row in rows:
+        requests.append(engine.submit(row, Sampling(new_tokens), observer=watch_belief))
+        engine.step()
     while engine.busy:
         engine.step()
     for answer, request in zip(answers, requests, strict=True):
