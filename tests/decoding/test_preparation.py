@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import preparation
+from tessellm.decoding import passes, preparation
 from tessellm.decoding.cuda import compiled_rule, graphs, prompt_graphs
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
@@ -183,7 +183,22 @@ def test_passes_that_cannot_be_captured_run_as_they_are(caplog: pytest.LogCaptur
         f"passes of the kind 'decode' run uncaptured, which is slower: {REFUSAL}",
         f"passes of the kind 'feed' run uncaptured, which is slower: {REFUSAL}",
     ]
-    assert engine.steps.uncaptured == {"decode", "feed"}  # type: ignore[attr-defined]
+    assert {kind[0] for kind in engine.steps.uncaptured} == {"decode", "feed"}  # type: ignore[attr-defined]
+    assert written(engine) == written(Engine(model, slots=3, context=90))
+    assert prepared.late == 0
+
+
+def test_one_way_to_choose_that_cannot_be_captured_leaves_the_others_as_they_are(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties that wait for the host are no reason to read every prompt uncaptured."""
+    base = build_model("llama")
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine, plain = captured(Engine(model, slots=3, context=90)), passes.penalised
+    monkeypatch.setattr(passes, "penalised", lambda *given: plain(*given) * torch.tensor(1.0))
+    prepared = prepare(engine)
+    assert engine.steps.uncaptured == {(name, TokenChoice.PENALISED) for name in ("decode", "feed")}  # type: ignore[attr-defined]
+    assert len([record for record in caplog.records if "run uncaptured" in record.message]) == 2
     assert written(engine) == written(Engine(model, slots=3, context=90))
     assert prepared.late == 0
 

@@ -232,7 +232,7 @@ class Belief(BaseRule):
             logp_MBTV.new_zeros(batch, members + 1, vocabulary),
             no_B,
             prior(score_B1K, self.calibrated)[:, 0],
-            no_B if self.calibrated else ~no_B,
+            torch.full_like(no_B, not self.calibrated),  # a tensor of its own: compilers tell apart which are one
             torch.zeros(batch, dtype=torch.long, device=logp_MBTV.device),
             torch.nn.functional.pad(
                 logp_MBTV.new_zeros(batch, self.span, AVERAGED * (members - 1) + 1), (0, 1), value=-1.0

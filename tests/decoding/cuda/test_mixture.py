@@ -79,6 +79,17 @@ def test_which_rules_have_kernels() -> None:
     assert ComposedRule.make("evidence").mixture is None
 
 
+@torch.inference_mode()
+def test_one_block_is_compiled_for_prompts_and_drafts_of_any_length() -> None:
+    case = Case(2, 40, 1, "cpu")
+    before = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    for length in (33, 70):
+        state = case.read(length)
+    for width in (4, 32):
+        case.judge(state, width)
+    assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + 1
+
+
 def test_blocks_are_compiled_for_few_numbers_of_texts() -> None:
     found: Any = {few_texts(texts) for texts in range(1, 65)}
     assert found == {1, 4, 16, 32, 64}

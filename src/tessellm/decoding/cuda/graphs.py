@@ -52,7 +52,7 @@ class GraphSteps(Steps):
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
         self.graphs: dict[GraphKey, Pass] = {}  # what replays each pass
         self.graph_seconds: dict[GraphKey, float] = {}  # the device's, per captured pass, when it was new
-        self.uncaptured: set[str] = set()  # passes that cannot be captured
+        self.uncaptured: set[GraphKey] = set()  # kinds of passes that cannot be captured
         self._never_waits: set[GraphKey] = set()  # kinds of passes in which the host was seen not to wait
         self._wider: dict[GraphKey, GraphKey] = {}  # once all is prepared: which pass does for another
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
@@ -215,7 +215,7 @@ class GraphSteps(Steps):
     def _capture(self, key: GraphKey, run: Pass) -> Pass:
         """Capture a pass; return what replays it, or the pass itself where it cannot be captured. Puts back all that is
         changed, except for cells of the caches, which the real pass writes again."""
-        if key[0] in self.uncaptured:
+        if _kind(key) in self.uncaptured:
             self._restoring()(run)
             return run
         return self._record(key, run, self._restoring())
@@ -235,7 +235,7 @@ class GraphSteps(Steps):
 
     def _record(self, key: GraphKey, run: Pass, restored: Callable[[Pass], None]) -> Pass:
         """Record a pass; one of a kind that cannot be captured is said once. An error of its own comes again later."""
-        name, kind = key[0], (key[0], key[-1])
+        kind = _kind(key)
         try:
             replay = self.recorder.record(run, restored, known=kind in self._never_waits)
             self._never_waits.add(kind)
@@ -243,8 +243,9 @@ class GraphSteps(Steps):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self.uncaptured.add(name)
-            log.warning("passes of the kind %r run uncaptured, which is slower: %s", name, first_line(error))
+            if not any(other[0] == key[0] for other in self.uncaptured):
+                log.warning("passes of the kind %r run uncaptured, which is slower: %s", key[0], first_line(error))
+            self.uncaptured.add(kind)
             return run
 
     def _time(self, key: GraphKey, run: Pass) -> None:
@@ -283,3 +284,8 @@ class GraphSteps(Steps):
 
     def on_device(self, part: Tensor) -> Tensor:
         return self.transfers.on_device(part, self.work.slots.token_S.device)
+
+
+def _kind(key: GraphKey) -> GraphKey:
+    """Name what passes have in common that wait for the host, or do not: the pass, and how tokens are chosen."""
+    return key[0], key[-1]

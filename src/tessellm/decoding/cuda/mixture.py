@@ -9,6 +9,7 @@ Shapes: M members, K experts, L = M+1 laws, B texts, T tokens per text, V vocabu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -234,8 +235,10 @@ def _filled(each: Tensor, tokens: int | None, texts: int) -> Tensor:
 
 
 def _laid_out(given: Sequence[Tensor]) -> list[Tensor]:
-    """Lay tensors out alike, or what was compiled would be compiled again."""
-    return [each.contiguous() for each in given]
+    """Lay tensors out alike, or what was compiled would be compiled again: a dimension of one may have any stride, and
+    the compiler looks at it."""
+    strides = ([math.prod(each.shape[at + 1 :]) for at in range(each.ndim)] for each in given)
+    return [each.contiguous().as_strided(each.shape, stride) for each, stride in zip(given, strides, strict=True)]
 
 
 def _last(mask_BT: Tensor) -> Tensor:
