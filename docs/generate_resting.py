@@ -10,7 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "resting.md"
-RESULTS = [ROOT / "results" / f"{name}.json" for name in ("resting-cuda", "resting-cuda-before")]
+NAMES = ("resting-cuda", "resting-cuda-compiled", "resting-cuda-before")  # the rule by kernels, compiled, step by step
+RESULTS = [ROOT / "results" / f"{name}.json" for name in NAMES]
 BEGIN, END = "<!-- on a GPU -->", "<!-- end on a GPU -->"
 COMMAND = "python benchmarks/resting.py --device cuda --tokens 96"
 
