@@ -5,7 +5,7 @@
                      does: logits of the last row alone; (b) with logits of as many rows as the rule looks at
 
 Both sides take turns in the processor's own time, so that whatever else the machine does falls on both, and the median
-of the ratios of neighbouring turns counts. Writes results/belief-cost.json.
+of the ratios of neighbouring turns counts. Memory is kept as commands keep it. Writes results/belief-cost.json.
 Run: python benchmarks/belief_cost.py [ROUNDS]
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from tessellm.bench.measure import random_prompts
+from tessellm.commands.large_blocks import keep_large_blocks
 from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members.groups import member_logits
@@ -147,6 +148,7 @@ def claims_of(tables: dict[str, Any]) -> list[Claim]:
 def main() -> None:
     rounds, began = int(sys.argv[1]) if len(sys.argv) > 1 else 60, time.perf_counter()
     torch.set_num_threads(1)
+    keep_large_blocks()
     model = composition()
     context = max(max(PROMPTS), WRITTEN_AFTER + rounds) + 16
     rules = ("belief", "product")

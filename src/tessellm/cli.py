@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from . import when_imported
 from .commands.interruption import ctrl_c, hear_ctrl_c, interrupted
+from .commands.large_blocks import keep_large_blocks
 from .commands.streams import abandon_stdout, is_of_stdout, prepare_streams
 from .commands.threads import Threads
 
@@ -33,6 +34,7 @@ def main() -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         when_imported("transformers", _be_quiet)
         when_imported("torch", Threads().set)
+        when_imported("torch", keep_large_blocks)
         _run()
     except (Exception, KeyboardInterrupt) as error:
         _explain(error)
