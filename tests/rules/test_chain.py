@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tessellm.rules import belief
 from tessellm.rules.belief import NUMBERS, SHARE, Belief, shared
@@ -20,6 +21,12 @@ def test_a_chain_is_one_update_after_another(spread: float, steps: int) -> None:
     for t in range(steps):
         belief_BL = shared(belief_BL + said_BTL[:, t])
         torch.testing.assert_close(found_BTL[:, t], belief_BL, atol=2e-5, rtol=1e-5)
+
+
+def test_products_are_not_concatenated() -> None:
+    """Concatenations of concatenations are what compilers for a GPU fail at, with five to seven laws."""
+    graph = make_fx(beliefs_along)(torch.rand(1, 32, 5, 5), torch.zeros(1, 5)).graph
+    assert torch.ops.aten.cat.default not in {node.target for node in graph.nodes}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 40, 140])

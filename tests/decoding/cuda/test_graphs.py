@@ -275,13 +275,18 @@ def test_nothing_of_a_broken_sequence_is_read_again(kind: str, fused: bool, draf
         assert [request.error for request in rest] == [None] * len(rest)
 
 
-@pytest.mark.parametrize(("members", "texts"), [(2, 1), (3, 5), (4, 1), (7, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("members", "texts", "calibrated"),
+    [(2, 1, True), (3, 5, True), (4, 1, True), (4, 1, False), (6, 2, False), (7, 2, True), (9, 3, True)],
+)
 @torch.inference_mode()
-def test_the_default_rule_has_kernels_of_its_own(members: int, texts: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A vocabulary of many. The belief is compiled: with four members a compiler once failed at the whole rule."""
+def test_the_default_rule_has_kernels_of_its_own(
+    members: int, texts: int, calibrated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vocabulary of many. The belief is compiled: with four to six members a compiler once failed at it."""
     from mixture_cases import Case  # which needs Triton
 
-    case = Case(members, 50_003, texts, DEVICE)
+    case = Case(members, 50_003, texts, DEVICE, calibrated)
     state = case.read(70)
     case.step(state)
     case.step(state, impossible=True)
