@@ -38,14 +38,15 @@ def update_matrices(said_BTL: Tensor, share: float) -> Tensor:
 
 
 def beliefs_along(step_BTLL: Tensor, belief_BL: Tensor) -> Tensor:
-    """The belief (log) after each step, from the one before the first: [B, T, L]."""
+    """The belief (log) after each step, from the one before the first: [B, T, L]. Products are chosen, not
+    concatenated: compilers for a GPU fail at some concatenations of concatenations."""
     product_BTLL, reach = step_BTLL, 1
     index_T11 = torch.arange(step_BTLL.shape[1], device=step_BTLL.device)[:, None, None]
     while reach < step_BTLL.shape[1]:  # each product then covers twice as many steps
         longer_BTLL = _times(product_BTLL[:, reach:], product_BTLL[:, :-reach])
         longer_BTLL = longer_BTLL / longer_BTLL.amax((-2, -1), keepdim=True)
-        behind_BTLL = torch.nn.functional.pad(longer_BTLL, (0, 0, 0, 0, reach, 0))
-        product_BTLL, reach = torch.where(index_T11 < reach, product_BTLL, behind_BTLL), 2 * reach
+        longer_BTLL = torch.nn.functional.pad(longer_BTLL, (0, 0, 0, 0, reach, 0))
+        product_BTLL, reach = torch.where(index_T11 < reach, product_BTLL, longer_BTLL), 2 * reach
     weight_BTL = (product_BTLL * belief_BL.exp()[:, None, None]).sum(-1)
     return weight_BTL.log() - weight_BTL.sum(-1, keepdim=True).log()
 
