@@ -173,3 +173,9 @@ def laid_out(new: Tensor, like: Tensor) -> Tensor:
     if new.stride() == like.stride():
         return new
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(new)
+
+
+def row_bucket(needed: int, few: bool = False) -> int:
+    """Round rows up to a power of two; to `few` numbers: 1, 4, 16, and powers of two from there on."""
+    power = (needed - 1).bit_length()
+    return 1 << (power + power % 2 if few and power < 4 else power)

@@ -53,9 +53,14 @@ def last_row(mask_BT: Tensor) -> tuple[tuple[Any, Any], Tensor | None]:
     in the last place."""
     if always(mask_BT[:, -1]):
         return (slice(None), -1), None
-    last_B = last_real(torch.nn.functional.pad(mask_BT, (0, 1)))[:, -1]
+    last_B = last_place(mask_BT)
     at_B = last_B.clamp(0, mask_BT.shape[1] - 1)  # both ends: a compiler of indices needs them
     return (torch.arange(len(last_B), device=last_B.device), at_B), last_B >= 0
+
+
+def last_place(mask_BT: Tensor) -> Tensor:
+    """The index of the last real position of each text, −1 where there is none."""
+    return torch.where(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device), -1).amax(1)
 
 
 def kept(new_B: Tensor, old_B: Tensor, any_B: Tensor | None) -> Tensor:

@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
+from tessellm.decoding.buffers import row_bucket
 from tessellm.decoding.cuda import compiled_rule, mixture
-from tessellm.decoding.cuda.mixture import few_texts
 from tessellm.rules import ComposedRule
 from tessellm.rules.belief import Belief
 
@@ -95,6 +95,6 @@ def test_one_block_is_compiled_for_prompts_and_drafts_of_any_length(monkeypatch:
 
 
 def test_blocks_are_compiled_for_few_numbers_of_texts() -> None:
-    found: Any = {few_texts(texts) for texts in range(1, 65)}
+    found: Any = {row_bucket(texts, few=True) for texts in range(1, 65)}
     assert found == {1, 4, 16, 32, 64}
-    assert all(few_texts(texts) >= texts for texts in range(1, 65))
+    assert all(row_bucket(texts, few=True) >= texts for texts in range(1, 65))

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, TextDrafts, bucket, expected
+from tessellm.decoding.buffers import row_bucket
+from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, TextDrafts, expected
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -67,7 +68,7 @@ def test_expected_tokens_and_buckets() -> None:
     assert expected(1.0, 3) == 4
     assert expected(0.0, 3) == 1
     assert expected(0.5, 2) == 1.75
-    assert [bucket(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
+    assert [row_bucket(n) for n in (1, 2, 3, 4, 5, 16, 17)] == [1, 2, 4, 4, 8, 16, 32]
 
 
 def test_where_the_device_tells_its_costs_nothing_is_tried() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ..buffers import PromptRead, StepResult
+from ..buffers import PromptRead, StepResult, row_bucket
 from ..passes import Workspace
 from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
@@ -272,11 +272,8 @@ class GraphSteps(Steps):
         return self.rows(needed) < self.rows(rows)
 
     def rows(self, needed: int) -> int:
-        """Round up to a bucket of rows: powers of two; with few shapes 1, 4, 16, and powers of two from there on."""
-        power = (needed - 1).bit_length()
-        if self.few_shapes and power < 4:
-            power += power % 2
-        return min(1 << power, len(self.work.slots.token_S))
+        """Round up to a bucket of rows, no more than there are slots."""
+        return min(row_bucket(needed, self.few_shapes), len(self.work.slots.token_S))
 
     def cells(self, needed: int) -> int:
         """Round up to a bucket of cells."""

@@ -20,7 +20,8 @@ from torch import Tensor
 from ...rules import Rule
 from ...rules.equation import LOG_FLOOR
 from ...rules.laws import Heard, expert_numbers
-from ..buffers import Judged
+from ...rules.rows import last_place
+from ..buffers import Judged, row_bucket
 from ..passes import READ_ROWS, Decided, RuleRunner, standing
 from .compiled_rule import compiled_functions, together
 from .mixture_kernels import best_kernel, finish_kernel, mixture_kernel, part_kernel, pending_kernel, sums_kernel
@@ -43,7 +44,7 @@ class RowSums(NamedTuple):
     said_BTL: Tensor  # each law's log-probability of the token fed
 
 
-class Logits:
+class LogitRows:
     """The logits of all members over some rows, and the kernels that read them."""
 
     def __init__(self, logits_M: Sequence[Tensor]):
@@ -148,7 +149,7 @@ class Mixture:
         logits, sums = self._sums(logits_M, token_BT, mask_BT, state)
         belief_BTL, after = self._weigh(sums, token_BT, mask_BT, state[1:])
         law_BTV = logits.mixed(sums, belief_BTL, logits.tokens, write=True)[2]
-        pending_BLV = logits.pending(sums, _last(mask_BT), state[0])
+        pending_BLV = logits.pending(sums, last_place(mask_BT), state[0])
         return law_BTV, _broken(sums), type(state)(pending_BLV, *after)
 
     def decide(self, logits_M: Sequence[Tensor], token_B1: Tensor, mask_B1: Tensor, state: Any) -> Decided:
@@ -179,7 +180,7 @@ class Mixture:
             belief_BTL, before = self._weigh(part, whole[0][:, at], whole[1][:, at], before)
         last_BTL = belief_BTL[:, -1:].expand(-1, logits.tokens, -1)
         law_B1V = logits.mixed(sums, last_BTL, 1, write=True)[2]
-        pending_BLV = logits.pending(sums, _last(mask_BT), state[0])
+        pending_BLV = logits.pending(sums, last_place(mask_BT), state[0])
         return law_B1V[:, 0], _broken(sums), type(state)(pending_BLV, *before)
 
     def judge(
@@ -195,13 +196,13 @@ class Mixture:
             logprob_BT = law_BTV.gather(-1, token_BT[..., None])[..., 0]
         accepted_B1, kept_BT = standing(token_BT, fed_BT, real_BT)
         _, after = self._weigh(sums, fed_BT, kept_BT, state[1:])
-        pending_BLV = logits.pending(sums, _last(kept_BT), state[0])
+        pending_BLV = logits.pending(sums, last_place(kept_BT), state[0])
         return Judged(token_BT, logprob_BT, accepted_B1, _broken(sums), type(state)(pending_BLV, *after))
 
     def _sums(
         self, logits_M: Sequence[Tensor], token_BT: Tensor, mask_BT: Tensor, state: Any
-    ) -> tuple[Logits, RowSums]:
-        logits = Logits(logits_M)
+    ) -> tuple[LogitRows, RowSums]:
+        logits = LogitRows(logits_M)
         return logits, logits.sums(token_BT, mask_BT, state[0])
 
     def _weigh(
@@ -214,18 +215,12 @@ class Mixture:
             self.known[device] = self.rule.known_on(device)
         given = [sums.own_BTM, sums.base_BTM, sums.said_BTL, token_BT, mask_BT]
         if tokens > 1:
-            more = few_texts(texts) - texts
+            more = row_bucket(texts, few=True) - texts
             given = [_filled(each, READ_ROWS - tokens, more) for each in given]
             before = [_filled(each, None, more) for each in before]
         run = self.compiled(weigh, self.rule, device, *given[3].shape, given[0].shape[-1])
         belief_BTL, after = run(*_laid_out(given), tuple(_laid_out(before)), self.known[device])
         return belief_BTL[:texts, :tokens], [each[:texts] for each in after]
-
-
-def few_texts(texts: int) -> int:
-    """Round up to a number of texts for which blocks are compiled: 1, 4, 16, and powers of two from there on."""
-    power = (texts - 1).bit_length()
-    return 1 << (power + power % 2 if power < 4 else power)
 
 
 def _filled(each: Tensor, tokens: int | None, texts: int) -> Tensor:
@@ -239,11 +234,6 @@ def _laid_out(given: Sequence[Tensor]) -> list[Tensor]:
     the compiler looks at it."""
     strides = ([math.prod(each.shape[at + 1 :]) for at in range(each.ndim)] for each in given)
     return [each.contiguous().as_strided(each.shape, stride) for each, stride in zip(given, strides, strict=True)]
-
-
-def _last(mask_BT: Tensor) -> Tensor:
-    """The last real position of each text, −1 where there is none."""
-    return torch.where(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device), -1).amax(1)
 
 
 def _broken(sums: RowSums) -> Tensor:

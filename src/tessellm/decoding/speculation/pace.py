@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..buffers import row_bucket
 from .costs import CPU, Costs, expected
 
 KEEP_OWN = 0.9  # weight of a request's earlier drafts after each later one
@@ -135,12 +136,12 @@ class Pace:
 
     def set_device_time(self, rows: int, length: int, seconds: float) -> None:
         """Note what the device takes for a pass."""
-        self._device[bucket(rows), length] = seconds
+        self._device[row_bucket(rows), length] = seconds
 
     def note(self, rows: int, length: int, seconds: float) -> None:
         """Note what a pass took."""
         self.steps += 1
-        key, before = (bucket(rows), length), self._cost(rows, length)
+        key, before = (row_bucket(rows), length), self._cost(rows, length)
         if key in self._device:
             rest = max(0.0, seconds - self._device[key])
             host = self._host.get(key[0], rest)
@@ -152,7 +153,7 @@ class Pace:
             self._costs[key] = Cost(seconds if before is None else before + NEWEST * (seconds - before), self.steps)
 
     def _cost(self, rows: int, length: int) -> float | None:
-        key = bucket(rows), length
+        key = row_bucket(rows), length
         if key in self._device:
             device, host = self._device[key], self._host.get(key[0], 0.0)
             return device + host if length else max(device, host)  # steps need not wait for one another
@@ -196,8 +197,3 @@ class ModelledPace(Pace):
         """Price passes with drafts in steps of all members awake: lengths that fast kernels take, longest first."""
         lengths = [length for length in reversed(self.lengths) if self.costs.takes(rows, length)]
         return {length: self.in_steps(rows, length) for length in lengths}
-
-
-def bucket(rows: int) -> int:
-    """Round up to a power of two."""
-    return 1 << (rows - 1).bit_length()
