@@ -54,11 +54,13 @@ def refusing_the_host() -> Iterator[None]:
 
 
 class HostTransfers:
-    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
-        into.copy_(torch.as_tensor(values))
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
+        at = slice(None) if rows is None else list(rows)
+        into[at] = torch.as_tensor(values)[at]
 
-    def get(self, buffer: Tensor) -> Tensor:
-        return buffer.clone()
+    def get(self, buffer: Tensor) -> Callable[[], Tensor]:
+        copy = buffer.clone()
+        return lambda: copy
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
         copies = [buffer.clone() for buffer in buffers]

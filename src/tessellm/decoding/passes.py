@@ -100,7 +100,7 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
     batch = replace(batch, keep=batch.keep - silent)
     logits_M = member_logits(work.groups, batch)
     if batch.reads is PromptRead.NOTHING:
-        slots.logprob_S[slot_B] = 0.0
+        slots.logprob_S.index_fill_(0, slot_B, 0.0)  # an indexed number would wait for the device
         slots.broken_SM[slot_B] = normalised([logits[:, -1:] for logits in logits_M])[:, :, 0, 0].isnan().T
         return
     fed_BT, real_BT = batch.token_BT[:, -batch.keep :], batch.position_BT[:, -batch.keep :] >= 0
@@ -128,7 +128,8 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
                 work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state
             )
     if choice is TokenChoice.NONE:
-        slots.logprob_S[slot_B], slots.broken_SM[slot_B] = 0.0, broken_BM
+        slots.logprob_S.index_fill_(0, slot_B, 0.0)
+        slots.broken_SM[slot_B] = broken_BM
         return
     position_B = batch.position_BT[:, -1] + 1
     token_B, logprob_B = choose_tokens(slots, logp_BV, slot_B, position_B, choice)

@@ -74,13 +74,15 @@ class Steps:
         `empty` drafts; the device's seconds per length by the slowest way (0: a step), where it tells."""
         return {}
 
-    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
-        """Copy values from the host into a buffer."""
-        into.copy_(torch.as_tensor(values))
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
+        """Copy values from the host into a buffer, or into some rows of it, where `values` has the same place."""
+        at = slice(None) if rows is None else list(rows)
+        into[at] = torch.as_tensor(values)[at]
 
-    def get(self, buffer: Tensor) -> Tensor:
-        """Copy a buffer to the host when all passes are over, to be read before the next pass."""
-        return buffer
+    def get(self, buffer: Tensor) -> Callable[[], Tensor]:
+        """Copy a buffer to the host as passes so far leave it, to be read before the next such copy; the copy is waited
+        for when it is called."""
+        return lambda: buffer
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         """Take what was just chosen in these slots; the copy to the host is waited for when it is called."""

@@ -87,3 +87,82 @@ def test_the_worst_case_by_the_model_of_the_cost(members: int) -> None:
 def test_members_rest_by_default_on_a_gpu() -> None:
     assert who.suggested(agreeing(rule="belief")) == BELIEF
     assert who.suggested(agreeing(rule="evidence")) == NOBODY
+
+
+def drafting_passes(engine: Engine) -> list[str]:
+    """The passes that write and verify drafts from now on."""
+    steps, names = engine.steps, []
+    run = steps.run
+    steps.run = lambda name, *given: names.append(name) or run(name, *given)  # type: ignore[method-assign,func-returns-value]
+    return names
+
+
+def test_members_go_on_while_the_host_reads_what_came() -> None:
+    """Behind a verification that is not the last, a draft's token is sent before its results are waited for; it is the
+    next draft's first, so that no more tokens are drafted than without."""
+    model, given = agreeing(0.0, rule="belief"), prompts(1, 20)
+    engine = resting(model, 1)
+    engine.generate(given, Sampling(8, ignore_end=True))  # captures
+    names, waited = drafting_passes(engine), []
+    steps: Any = engine.steps
+    get = steps.get
+
+    def noted(buffer: Any) -> Any:
+        came = get(buffer)
+        return lambda: waited.append(len(names)) or came()
+
+    steps.get = noted
+    speculator: Any = engine.speculator
+    speculator.drafted = speculator.accepted = 0
+    (text,) = engine.generate(given, Sampling(70, ignore_end=True))
+    assert len(text.tokens) == 70
+    verified = [n for n, name in enumerate(names, 1) if name == "verify"]
+    assert len(verified) >= 3
+    assert [after for after in waited if after in verified] == [verified[-1]]  # nothing goes on behind the last
+    assert {names[after - 1] for after in waited[1:-1]} == {f"draft by {speculator.drafter.writer[0]}"}
+    assert sum(name != "verify" for name in names) == speculator.drafted == speculator.accepted
+
+
+@pytest.mark.parametrize("apart", [1e-4, 0.01, 0.1])
+def test_drafts_that_go_on_change_no_text(apart: float) -> None:
+    """Texts of many lengths come and go beside one another, some of their drafts fall, others are believed."""
+    model, given = agreeing(apart, rule="belief"), prompts(9, 20)
+    asked = [Sampling(20 + 7 * n, (0.0, 0.8)[n % 2], seed=n, ignore_end=n % 3 > 0) for n in range(9)]
+    engine = resting(model, 3)
+    taken_up: list[int] = []
+    speculator: Any = engine.speculator
+    take_up = speculator.drafter._take_up
+
+    def noted(places: Any) -> Any:
+        kept = take_up(places)
+        taken_up.append(len(kept))
+        return kept
+
+    speculator.drafter._take_up = noted
+    assert texts(engine.generate(given, asked)) == texts(Engine(model, 4, speculation=NOBODY).generate(given, asked))
+    assert sum(taken_up) > 0
+
+
+@pytest.mark.parametrize("members", [3, 9])
+def test_the_worst_case_with_tokens_begun_in_vain(members: int) -> None:
+    """The same bound where passes are captured, and members go on before they are heard to be wrong."""
+    experts = {f"e{n}": build_model("llama", 5 + n) for n in range(1, members)}
+    model = tessellm.compose(build_model("llama"), experts, rule=Contrary(members))
+    engine, costs, asked = resting(model, 1), Costs(GPU, members), Sampling(96, ignore_end=True)
+    engine.generate(prompts(1, 20), asked)
+    names, steps = drafting_passes(engine), []
+    decode = engine.steps.decode
+    engine.steps.decode = lambda *given: steps.append(1) or decode(*given)  # type: ignore[func-returns-value]
+    lengths: list[int] = []
+    speculator: Any = engine.speculator
+    run = speculator._run
+    speculator._run = lambda in_slot, length, *given: lengths.append(length) or run(in_slot, length, *given)
+    (text,) = texts(engine.generate(prompts(1, 20), asked))
+    assert text == texts(Engine(model, 1, speculation=NOBODY).generate(prompts(1, 20), asked))[0]
+    drafted = [name for name in names if name != "verify"]
+    in_vain = len(drafted) - sum(lengths)
+    assert sum(lengths) > 0 <= in_vain
+    assert in_vain > 0 or members == 3  # of three, another is often the same
+    time = sum(costs.block(1, length) for length in lengths if length) + len(steps) * costs.step(1)
+    time += in_vain * costs.draft(1)
+    assert time / (95 * costs.step(1)) < 1.15

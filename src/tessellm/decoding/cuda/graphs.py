@@ -262,10 +262,10 @@ class GraphSteps(Steps):
 
         return wait
 
-    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
-        self.transfers.put(into, values)
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
+        self.transfers.put(into, values, rows)
 
-    def get(self, buffer: Tensor) -> Tensor:
+    def get(self, buffer: Tensor) -> Callable[[], Tensor]:
         return self.transfers.get(buffer)
 
     def worth_moving(self, rows: int, needed: int) -> bool:

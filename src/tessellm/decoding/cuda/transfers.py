@@ -14,21 +14,30 @@ class PinnedTransfers:
 
     def __init__(self) -> None:
         self._staged: dict[tuple[Any, ...], Tensor] = {}
-        self._arrived = torch.cuda.Event()
+        self._aside = torch.cuda.Stream()  # on which copies to the host do not hold up the passes behind them
 
-    def put(self, into: Tensor, values: Sequence[Any] | Tensor) -> None:
-        """Copy values into a buffer. Its piece is free again: what is put depends on what came of the pass before."""
+    def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
+        """Copy values into a buffer, or into some of its rows. Its piece is free again: what is put depends on what
+        came of the pass before."""
         staged = self._staging(into)
         staged.numpy()[:] = values
-        into.copy_(staged, non_blocking=True)
+        for at in [slice(None)] if rows is None else rows:
+            into[at].copy_(staged[at], non_blocking=True)
 
-    def get(self, buffer: Tensor) -> Tensor:
-        """Copy a buffer to its piece of the host's memory, and wait for it."""
-        staged = self._staging(buffer)
-        staged.copy_(buffer, non_blocking=True)
-        self._arrived.record()
-        self._arrived.synchronize()
-        return staged
+    def get(self, buffer: Tensor) -> Callable[[], Tensor]:
+        """Begin to copy a buffer to its piece of the host's memory; what is returned waits for it. Until then no pass
+        may write the buffer."""
+        staged, arrived = self._staging(buffer), torch.cuda.Event()
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
+            staged.copy_(buffer, non_blocking=True)
+            arrived.record()
+
+        def wait() -> Tensor:
+            arrived.synchronize()
+            return staged
+
+        return wait
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
         """Begin to copy buffers to the host; what is returned waits for them."""

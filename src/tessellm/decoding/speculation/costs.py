@@ -61,11 +61,14 @@ class Costs:
 
     def block(self, rows: int, length: int, writers: int = 1) -> float:
         """Price a draft of so many tokens of every text, by so many members, and its verification."""
-        drafting = rows if self.prices.every_row else rows / writers
-        draft = writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
         read = rows * (length + 1)
         rule = self.prices.rule_drafts + self.prices.rule_token * read * (self.full + self.lora)
-        return length * draft + self._all(read) + rule
+        return length * self.draft(rows, writers) + self._all(read) + rule
+
+    def draft(self, rows: int, writers: int = 1) -> float:
+        """Price a token of the drafts of every text, by so many members."""
+        drafting = rows if self.prices.every_row else rows / writers
+        return writers * (self._pass(drafting) + self.prices.alone + (self._deltas(1) if self.lora else 0.0))
 
     def takes(self, rows: int, length: int) -> bool:
         """Whether fast kernels verify drafts of so many tokens of so many texts."""

@@ -7,8 +7,8 @@ a request, so that the acceptance rate is learnt per kind.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ..requests import Request
@@ -24,26 +24,48 @@ KEEP_CHANGES = 0.9  # weight of earlier changes, made again or not, after each l
 MOST_PLACES = 64  # latest places of a pair of tokens that are compared: more would make some texts' time quadratic
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Writes drafts into DraftBuffers."""
 
     def read(self, requests: Sequence[Request]) -> None:
         """Read prompts while the device reads them and the host waits."""
+        return
 
+    @abstractmethod
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> Sequence[int | None]:
         """Look at the slots; name the kind of draft that there is for each request; None: there is none."""
 
-    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
-        """Hear whom the rule believes behind these tokens more of each request."""
-
     def first(self, request: Request) -> int | None:
         """Look up the first token of a request's draft; None where that takes work."""
+        return None
 
     def passes(self) -> Mapping[str, DraftPass]:
         """Name the passes that draft a token, one for each way to draft."""
+        return {}
 
+    @abstractmethod
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
         """Write drafts of up to `length` tokens for the requests in slots."""
+
+    def begin_next(
+        self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice
+    ) -> None:
+        """Begin the next drafts, behind such as are being verified, while the host has not heard what came of them."""
+        return
+
+    def hear(
+        self, in_slot: Mapping[int, Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]
+    ) -> None:
+        """Hear whom the rule believes behind these tokens more of each request."""
+        return
+
+    def forget(self) -> None:
+        """Note that drafts on the device do not go on."""
+        return
+
+    def in_vain(self) -> int:
+        """Count the tokens that members began with and that were thrown away, since this was last asked."""
+        return 0
 
 
 class LookupText:
@@ -132,7 +154,7 @@ class LookupText:
         return [self._changes.get(token, token) for token in tokens]
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts from the request's own prompt and what it has written."""
 
     def __init__(self, drafts: DraftBuffers) -> None:
@@ -154,12 +176,6 @@ class LookupDrafter:
 
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int | None]:
         return [self.text(request).match()[0] or None for request in in_slot.values()]
-
-    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
-        pass
-
-    def passes(self) -> dict[str, DraftPass]:
-        return {}
 
     def first(self, request: Request) -> int | None:
         text = self.text(request)

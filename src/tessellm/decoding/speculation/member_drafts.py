@@ -4,12 +4,15 @@
     BelievedDrafter   lets the member decode whose law the rule believes most; the others read what it wrote in one
                       pass, when it is verified
 
+Verification leaves empty drafts behind, by whom the rule believes then. So members can go on writing before the host
+has heard what came of their last drafts.
+
 Shapes: B rows (slots with room for a draft).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,10 +26,13 @@ from ..passes import Workspace, choose_tokens
 from ..requests import Request
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
+from .drafts import Drafter
 from .verification import Believed, DraftBuffers
 
+Planned = tuple[int, int, int]  # a request's number, room for its draft, and who writes it
 
-class MemberDrafter:
+
+class MemberDrafter(Drafter):
     """Lets one member draft. Its keys and values of the drafts stay where they are: verification writes the same."""
 
     def __init__(
@@ -39,17 +45,8 @@ class MemberDrafter:
             cache = SlotCache(self.home.cache.slots, 1, self.home.cache.cells)
             self.group = make_group(model, (place,), cache)
 
-    def read(self, requests: Sequence[Request]) -> None:
-        pass
-
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int]:
         return [0] * len(in_slot)
-
-    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
-        pass
-
-    def first(self, request: Request) -> int | None:
-        return None
 
     def passes(self) -> dict[str, DraftPass]:
         """Name the pass that drafts, on the cache as it is now."""
@@ -100,7 +97,7 @@ class MemberDrafter:
         return at_B, RowOrder.FIRST_SLOTS if len(at_B) == int(at_B[-1]) + 1 else RowOrder.ANY_SLOTS
 
 
-class BelievedDrafter:
+class BelievedDrafter(Drafter):
     """Lets the member draft, per row, whose law is believed most; the others rest until the draft is verified.
 
     How often drafts are right is learnt by how sure the rule is. Where it believes Eq. 2, which takes all members, it
@@ -110,13 +107,13 @@ class BelievedDrafter:
         self.model, self.work, self.drafts = model, work, drafts
         self.writer: dict[int, int] = {}  # by slot, whom the rule believed at the last look
         self._heard: dict[tuple[int, int], Believed] = {}  # by a request's number and its tokens, after the last pass
+        self._planned: dict[int, Planned] = {}  # by slot, what the device goes on with
+        self._begun: frozenset[int] = frozenset()  # members that wrote a token of the next drafts
+        self._thrown_away = 0
         self._found_2S = torch.zeros_like(work.slots.index_S).repeat(2, 1)
         self._by_place: dict[int, MemberDrafter] = {}
         for place in range(len(model.members)) if model.device.type == "cuda" else ():  # to capture their passes
             self.by(place)
-
-    def read(self, requests: Sequence[Request]) -> None:
-        pass
 
     def look(self, steps: Steps, in_slot: Mapping[int, Request]) -> list[int]:
         """See whom the rule believes; where the last verified draft told, the device is not asked."""
@@ -132,15 +129,25 @@ class BelievedDrafter:
         rows, voice = max(slots) + 1, self.work.voice
         found = voice.rule.believed_members(self.work.states.read(voice, slice(rows)))
         self._found_2S[:, :rows] = torch.stack(found)
-        members, sure = steps.get(self._found_2S).tolist()
+        members, sure = steps.get(self._found_2S)().tolist()
         return [(members[slot], sure[slot]) for slot in slots]
 
-    def hear(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]) -> None:
-        behind = [(r.number, r.asked + len(own)) for r, own in zip(requests, tokens, strict=True)]
-        self._heard = dict(zip(behind, believed, strict=True))
+    def hear(
+        self, in_slot: Mapping[int, Request], tokens: Sequence[Sequence[int]], believed: Sequence[Believed]
+    ) -> None:
+        came = list(zip(in_slot.items(), map(len, tokens), believed, strict=True))
+        self._heard = {(request.number, request.asked + count): who for (_, request), count, who in came}
+        self._planned = {
+            slot: (request.number, request.room - count, member) for (slot, request), count, (member, _) in came
+        }
 
-    def first(self, request: Request) -> int | None:
-        return None
+    def forget(self) -> None:
+        self._planned = {}
+        self._take_up(())
+
+    def in_vain(self) -> int:
+        thrown_away, self._thrown_away = self._thrown_away, 0
+        return thrown_away
 
     def passes(self) -> dict[str, DraftPass]:
         """Name the passes that draft, of every member that did."""
@@ -153,11 +160,34 @@ class BelievedDrafter:
         return self._by_place[place]
 
     def write(self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice) -> None:
-        rooms = ((slot, request.room) for slot, request in in_slot.items())
-        asked = {slot: (room, self.writer[slot]) for slot, room in rooms if room > 0}
-        steps.put(self.drafts.plan_SX, self.drafts.planned(asked))
+        plans = {slot: (request.number, request.room, self.writer[slot]) for slot, request in in_slot.items()}
+        new = [slot for slot, plan in plans.items() if self._planned.get(slot) != plan]
+        if new:
+            asked = {slot: (room, place) for slot, (_, room, place) in plans.items() if room > 0}
+            steps.put(self.drafts.plan_SX, self.drafts.planned(asked), new if len(new) < len(plans) else None)
+        begun = self._take_up(plans[slot][2] for slot in plans.keys() - new)
+        self._planned = {}  # until the drafts are verified
         most: dict[int, int] = {}
-        for room, place in asked.values():
+        for _, room, place in plans.values():
             most[place] = max(room, most.get(place, 0))
         for place in sorted(most):
-            self.by(place).write_own(steps, max(in_slot) + 1, min(length, most[place]), cells, choice)
+            self.by(place).write_own(
+                steps, max(in_slot) + 1, min(length, most[place]) - (place in begun), cells, choice
+            )
+
+    def _take_up(self, places: Iterable[int]) -> frozenset[int]:
+        """Find the members, of those whose drafts go on, that have begun; what others began is thrown away."""
+        begun, self._begun = self._begun, frozenset()
+        kept = begun.intersection(places)
+        self._thrown_away += len(begun) - len(kept)
+        return kept
+
+    def begin_next(
+        self, steps: Steps, in_slot: Mapping[int, Request], length: int, cells: int, choice: TokenChoice
+    ) -> None:
+        """Let whoever writes now write one token more: where all of a draft stands, and the same member is believed,
+        it is the next draft's first."""
+        going = {self.writer[slot] for slot, request in in_slot.items() if request.room > length + 1}
+        for place in sorted(going):
+            self.by(place).write_own(steps, max(in_slot) + 1, 1, cells, choice)
+        self._begun = frozenset(going)

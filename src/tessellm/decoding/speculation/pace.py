@@ -59,11 +59,10 @@ class TextDrafts:
     def longest(self, prices: Mapping[int, float], written: int) -> int:
         """Find the longest draft that may bring no more than one token, of lengths, longest first, with the steps that
         their passes cost; 0: none."""
-        bound = LOST * written + LOST_AT_FIRST
-        for length, cost in prices.items():
-            if self.lost + cost - 1 <= bound:
-                return length
-        return 0
+        return next((length for length, cost in prices.items() if self.can_lose(cost - 1, written)), 0)
+
+    def can_lose(self, steps: float, written: int) -> bool:
+        return self.lost + steps <= LOST * written + LOST_AT_FIRST
 
 
 class AcceptanceRates:
@@ -189,9 +188,9 @@ class ModelledPace(Pace):
             return self.costs.step(rows)
         return self.costs.block(rows, length, writers) if self.costs.takes(rows, length) else math.inf
 
-    def in_steps(self, rows: int, length: int) -> float:
-        """Price a pass in steps of all members awake."""
-        return self._cost(rows, length) / self._cost(rows, 0)
+    def in_steps(self, rows: int, length: int, in_vain: int = 0) -> float:
+        """Price a pass in steps of all members awake, and so many tokens that members began with in vain."""
+        return (self._cost(rows, length) + in_vain * self.costs.draft(rows)) / self._cost(rows, 0)
 
     def prices(self, rows: int) -> dict[int, float]:
         """Price passes with drafts in steps of all members awake: lengths that fast kernels take, longest first."""

@@ -84,7 +84,8 @@ class Speculator:
         self._in_vain = 0 if length else self._in_vain + 1
         if self._in_vain >= PATIENCE and self.steps.lag:
             self._rest = REST
-        cost = self.pace.in_steps(rows, length) if isinstance(self.pace, ModelledPace) else 0.0
+        in_vain = self.drafter.in_vain()
+        cost = self.pace.in_steps(rows, length, in_vain) if isinstance(self.pace, ModelledPace) else 0.0
         texts = self._texts.values()
         for request, text, kind, tokens in zip(running, texts, kinds, result.tokens, strict=True):
             if kind is not None and tokens:
@@ -102,6 +103,7 @@ class Speculator:
     ) -> StepResult:
         slots, rows = list(in_slot), max(in_slot) + 1
         if not length:
+            self.drafter.forget()
             self.steps.decode(rows, cells, choice, special)
             return self.steps.fetch(slots)()
         self.drafter.write(self.steps, in_slot, length, cells + length, choice)
@@ -109,16 +111,31 @@ class Speculator:
             self.steps.run("verify", self._verify, rows, length, cells + length, choice)
         else:  # as it is: which rows are observed differs from pass to pass
             self._verify(rows, length, self.steps.cells(cells + length), choice, special)
-        result, believed = self.drafts.read(self.steps.get(self.drafts.came_SX[:rows]), slots, length + 1)
-        self.drafter.hear(list(in_slot.values()), result.tokens, believed)
+        came = self.steps.get(self.drafts.came_SX[:rows])
+        if special is None and self._may_begin_next(in_slot, length, cells + length):
+            self.drafter.begin_next(self.steps, in_slot, length, cells + length, choice)
+        result, believed = self.drafts.read(came(), slots, length + 1)
+        self.drafter.hear(in_slot, result.tokens, believed)
         for (slot, request), tokens, broken in zip(in_slot.items(), result.tokens, result.broken, strict=True):
             if any(broken):
                 self._drop_drafts(request, slot, len(tokens))
         return result
 
+    def _may_begin_next(self, in_slot: Mapping[int, Request], length: int, cells: int) -> bool:
+        """Whether members go on before the host has heard what came of drafts, so that the device does not wait for it:
+        where passes can be on their way, the same pass writes a cell more, and no text loses more than it may if that
+        was in vain."""
+        if not self.steps.lag or not isinstance(self.pace, ModelledPace):
+            return False
+        if self.steps.cells(cells + 2) != self.steps.cells(cells):
+            return False
+        lost = self.pace.in_steps(self.steps.rows(max(in_slot) + 1), length, self.pace.writers) - 1
+        return all(self._texts[request.number].can_lose(lost, request.asked) for request in in_slot.values())
+
     def _drop_drafts(self, request: Request, slot: int, kept: int) -> None:
         """Clear what a draft that a member cannot read left in the caches; where it spoilt its whole row, the request
         goes on without drafts."""
+        self.drafter.forget()
         for group in self.steps.work.groups:
             group.cache.clear(slot, request.cells - 1 + kept)
         if not kept:
@@ -138,7 +155,11 @@ class Speculator:
         if isinstance(self.pace, ModelledPace):
             lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
         ways = self.drafter.passes()
-        return self.steps.ready(ways, self._verify, self.drafts.clear, lengths, rows, cells, choice)
+        return self.steps.ready(ways, self._verify, self._clear_drafts, lengths, rows, cells, choice)
+
+    def _clear_drafts(self) -> None:
+        self.drafts.clear()
+        self.drafter.forget()
 
     def _prospects(self, running: Sequence[Request], kinds: Sequence[int | None], rows: int) -> list[tuple[float, int]]:
         """Return for each request the acceptance rate to expect, and how many tokens to hope for; 0 without a draft. A

@@ -67,6 +67,14 @@ class DraftBuffers:
         self.room_S.zero_()
         self.done_S.zero_()
 
+    def begin_next(self, count_B: Tensor, writer_B: Tensor) -> None:
+        """Empty the drafts of the first rows, for members to go on behind so many tokens more."""
+        rows = len(count_B)
+        self.draft_SG[:rows] = -1
+        self.done_S[:rows] = 0
+        self.room_S[:rows] -= count_B
+        self.writer_S[:rows] = writer_B
+
     def planned(self, asked: Mapping[int, tuple[int, int]]) -> Tensor:
         """Lay out on the host, for `plan_SX`, empty drafts with room for so many tokens by a member, by slot."""
         plan = torch.full(self.plan_SX.shape, -1)
@@ -130,12 +138,14 @@ def verify(
     came_BX, at = drafts.came_SX[:rows], 1 + drafts.widest
     came_BX[:, 0], came_BX[:, 1 : 1 + width] = count_B, token_BT
     came_BX[:, at : at + width], came_BX[:, at + drafts.widest : -2] = logprob_BT, broken_BM
+    writer_B = drafts.writer_S[:rows]
     if work.voice.rule.lets_members_rest:
         found = work.voice.rule.believed_members(work.states.read(work.voice, slice(rows)))
-        came_BX[:, -2:] = torch.stack(found, 1)
+        came_BX[:, -2:], writer_B = torch.stack(found, 1), found[0]
     kept_B = token_BT.gather(1, accepted_B1)[:, 0]
     slots.token_S[:rows] = torch.where(spoilt_B, slots.token_S[:rows], kept_B)
     slots.position_S[:rows] += count_B
+    drafts.begin_next(count_B, writer_B)
 
 
 def _judge_together(
