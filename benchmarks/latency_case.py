@@ -6,6 +6,7 @@ import argparse
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,11 +96,13 @@ class Run:
         return found | {" ".join(map(str, key)): took[key] for key in slowest}
 
     def steps(self, total: int) -> dict[str, Any]:
-        """Milliseconds of steps at each batch, without prompts."""
+        """Milliseconds of steps at each batch, without prompts. Where members rest, a step brings a whole draft: each
+        is compared with those of drafts that are as long."""
         batches = [1 << n for n in range((self.slots).bit_length()) if 1 << n <= self.slots]
-        new, found = min(800, self.context - 130), {}
+        new, found, drafted = min(800, self.context - 130), {}, drafts_of(self.engine)
         for batch in batches:
             times: list[float] = []
+            by_draft: dict[int, list[float]] = defaultdict(list)
             while len(times) < total // len(batches):
                 requests = [
                     self.engine.submit(row, Sampling(new, ignore_end=True))
@@ -109,14 +112,21 @@ class Run:
                     self.engine.step()
                 self.engine.step()
                 while all(request.asked < new - 1 for request in requests):
+                    drafted.clear()
                     start = time.perf_counter()
                     self.engine.step()
                     times.append(1e3 * (time.perf_counter() - start))
+                    by_draft[sum(drafted)].append(times[-1])
                 while self.engine.busy:
                     self.engine.step()
-            middle = statistics.median(times)
-            above = sum(each > LIMIT * middle for each in times)
-            found[str(batch)] = {"steps": len(times), "median": middle, "largest": max(times), "above": above}
+            above = sum(each > LIMIT * statistics.median(own) for own in by_draft.values() for each in own)
+            found[str(batch)] = {
+                "steps": len(times),
+                "median": statistics.median(times),
+                "largest": max(times),
+                "above": above,
+                "by_draft": {length: [len(own), statistics.median(own), max(own)] for length, own in by_draft.items()},
+            }
         return found
 
     def served(self, rate: float | None) -> tuple[dict[str, Any], float]:
@@ -135,9 +145,23 @@ class Run:
             while len(came) < count and due[len(came)] <= now:
                 sent.append(due[len(came)])
                 came[self.engine.submit(rows[len(came)], Sampling(16 if self.quick else 96, ignore_end=True))] = []
-            for request in self.engine.step():
-                came[request] += [time.perf_counter() - began] * (len(request.tokens) - len(came[request]))
+            for request in self.engine.step():  # what comes together is one piece of a stream
+                came[request].append(time.perf_counter() - began)
         return _felt(list(came.values()), sent), count / (time.perf_counter() - began)
+
+
+def drafts_of(engine: Engine) -> list[int]:
+    """A list to which each pass that verifies drafts adds how long they were."""
+    lengths: list[int] = []
+    run = engine.steps.run
+
+    def noted(name: str, run_pass: Any, rows: int, length: int, *given: Any) -> None:
+        if name == "verify":
+            lengths.append(length)
+        run(name, run_pass, rows, length, *given)
+
+    engine.steps.run = noted  # type: ignore[method-assign]
+    return lengths
 
 
 def first_token_ms(engine: Engine, length: int, rounds: int = 9) -> float:

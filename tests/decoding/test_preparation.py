@@ -146,10 +146,14 @@ def test_an_engine_that_drafts_prepares_its_drafts() -> None:
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)})
     engine = Engine(model, slots=2, context=64, speculation=tessellm.decoding.speculation.Speculation("lookup"))
-    asked = []
-    engine.speculator.prepare = lambda *given: asked.append(given)  # type: ignore[union-attr, method-assign]
-    prepare(engine)
-    assert [given[-1] for given in asked] == [TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS]
+    captured(engine)
+    engine.speculator.steps = engine.steps  # type: ignore[union-attr]
+    prepared = prepare(engine)
+    verified = {(key[1], key[-1]) for key in engine.steps.graphs if key[0] == "verify"}  # type: ignore[attr-defined]
+    ways = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS)
+    assert verified == {(rows, way) for rows in (1, 2) for way in ways}
+    engine.generate(prompts(3, 20), [Sampling(30), Sampling(30, 0.8), Sampling(30, 0.8, 0.9)])
+    assert prepared.late == 0
 
 
 def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(

@@ -16,7 +16,7 @@ import torch
 
 from .engine import Engine
 from .requests import Request
-from .sampling import Sampling, TokenChoice
+from .sampling import Sampling
 
 TOKENS = 8  # of the text that shows which buffers there are
 
@@ -72,9 +72,8 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
 
 def _passes(engine: Engine) -> Iterator[Callable[[], object]]:
     yield from engine.steps.planned()
-    if (speculator := engine.speculator) is not None:
-        for choice in (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS):
-            yield lambda choice=choice: speculator.prepare(1, engine.context - 1, choice)  # type: ignore[misc]
+    if engine.speculator is not None:
+        yield from engine.speculator.planned()
 
 
 def made(engine: Engine) -> int:

@@ -56,6 +56,10 @@ class Steps:
         """Plan what requests can meet, after the first text; each call prepares one pass."""
         return iter(())
 
+    def prepared_sizes(self) -> list[tuple[int, int]]:
+        """List the rows and cells of passes that do for all others."""
+        return []
+
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Run a pass that writes or verifies drafts."""
         run(rows, length, self.cells(cells), choice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,12 +10,13 @@ import tessellm
 from resting_rules import Contrary
 from tessellm.decoding.buffers import RowOrder
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation, who
 from tessellm.decoding.speculation.costs import GPU, Costs
 from tessellm.decoding.speculation.member_drafts import MemberDrafter
 
-from conftest import build_model
+from conftest import build_model, perturbed
 from decoding_cases import prompts
 from host_graphs import captured
 from speculation_cases import agreeing, texts
@@ -166,3 +167,21 @@ def test_the_worst_case_with_tokens_begun_in_vain(members: int) -> None:
     time = sum(costs.block(1, length) for length in lengths if length) + len(steps) * costs.step(1)
     time += in_vain * costs.draft(1)
     assert time / (95 * costs.step(1)) < 1.15
+
+
+def test_few_sizes_of_drafts_are_prepared_and_do_for_all() -> None:
+    base = build_model("llama", eos_token_id=None, max_position_embeddings=2048)
+    model = tessellm.compose(base, {f"e{i}": perturbed(base, i, 1e-4) for i in range(2)}, rule="belief")
+    engine = captured(Engine(model, 2, 2048, speculation=BELIEF))
+    speculator, steps = cast(Any, engine.speculator), cast(Any, engine.steps)
+    speculator.steps = steps
+    for place in range(3):
+        speculator.drafter.by(place)  # as on a GPU
+    prepared = prepare(engine)
+    assert {key[3] for key in steps.graphs if key[0] == "verify"} == {256, 1024, 2048}
+    given = [(text * 40)[:length] for text, length in zip(prompts(4, 20), (20, 230, 300, 700), strict=True)]
+    asked = [Sampling(60, (0.0, 0.8)[n % 2], seed=n) for n in range(4)]
+    found = engine.generate(given, asked)
+    assert speculator.accepted > 20
+    assert prepared.late == 0
+    assert texts(found) == texts(Engine(model, 2, 2048, speculation=NOBODY).generate(given, asked))

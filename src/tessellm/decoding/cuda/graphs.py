@@ -97,17 +97,20 @@ class GraphSteps(Steps):
     def planned(self) -> Iterator[Callable[[], object]]:
         """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
         of a slot, and behind as much as it holds."""
-        rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
-        cells = [min(SMALLEST_CELLS, self.context)]
-        while cells[-1] < self.context:
-            cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
-        for shape in ((r, c, choice) for choice in PREPARED_STEPS for r in rows for c in cells):
-            yield partial(self._prepare, "decode", self._step, *shape)
+        for choice, (rows, cells) in product(PREPARED_STEPS, self.prepared_sizes()):
+            yield partial(self._prepare, "decode", self._step, rows, cells, choice)
         for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
             piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
             if self.prompts.takes(part, choice) and (choice or piece):
                 for c in {self._prompt_cells(part), self.context}:
                     yield partial(self._ready_prompt, part, c, choice)
+
+    def prepared_sizes(self) -> list[tuple[int, int]]:
+        rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
+        cells = [min(SMALLEST_CELLS, self.context)]
+        while cells[-1] < self.context:
+            cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
+        return list(product(rows, cells))
 
     def _at_once(self) -> list[int]:
         """List the buckets of rows in which prompts are read."""
@@ -174,8 +177,8 @@ class GraphSteps(Steps):
 
     def _known(self, name: str, run: Callable[..., None], *shape: Any) -> float:
         """Look up the device's seconds for a pass; capture and time the pass if it was not."""
-        key = (name, *shape)
-        self._prepare(name, run, *shape)
+        key = self._key(name, *shape)
+        self._prepare(name, run, *key[1:])
         for _ in range(0 if key in self.graph_seconds else TIMED):
             self._restoring()(lambda: self._time(key, self.graphs[key]))
         return self.graph_seconds[key]
@@ -194,7 +197,7 @@ class GraphSteps(Steps):
         """Run a pass as a graph, captured when that shape first comes."""
         key = self._key(name, *shape)
         if key not in self.graphs:
-            self._known(name, run, *key[1:])
+            self._known(name, run, *shape)
         self.graphs[key]()
 
     def _key(self, name: str, *shape: Any) -> GraphKey:

@@ -6,8 +6,9 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -28,6 +29,7 @@ BELIEVED_RATES = (0.75, 0.9, 0.97, 0.995)  # acceptance of drafts by how sure th
 PATIENCE = 16  # passes in a row for which drafts did not pay
 REST = 16  # steps without drafts after them
 CELLS_APART = 64  # between lengths of text for which passes are prepared
+PREPARED = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS)  # requests with penalties have no drafts
 
 
 class Speculator:
@@ -148,6 +150,12 @@ class Speculator:
             for rows in sorted({self.steps.rows(needed) for needed in range(1, len(self.drafts.room_S) + 1)}):
                 for cells in (*range(1, prompt + new, CELLS_APART), prompt + new):
                     self._ready(rows, cells, choice)
+
+    def planned(self) -> Iterator[Callable[[], object]]:
+        """Plan what requests can meet, as steps do: each call prepares passes of one size, with drafts of all lengths
+        that end in the last of its cells."""
+        for choice, (rows, cells) in product(PREPARED, self.steps.prepared_sizes()):
+            yield partial(self._ready, rows, max(1, cells - self.lengths[-1]), choice)
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
         """Prepare every way to draft, and verification; the device's seconds per length."""
