@@ -204,6 +204,7 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(kind: str, rule: s
             engine.step()
     assert prepared.made > 0
     assert prepared.late == 0
+    assert not engine.steps.uncaptured  # type: ignore[attr-defined]
     assert not unexcused(here, [r for r in requests if r.sampling.choice is TokenChoice.GREEDY])
     without = Engine(there, slots=4).generate([r.prompt for r in requests], [r.sampling for r in requests])
     same = sum(one == other for one, other in zip(texts(requests), texts(without), strict=True))
