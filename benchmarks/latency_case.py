@@ -24,6 +24,7 @@ from tessellm.decoding.sampling import Sampling
 
 EXPERTS = {"full": 2, "lora": 3}
 LOADS = (0.5, 0.8)
+MOST_SECONDS = 12.0  # of steps at one batch
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Run:
         for batch in batches:
             times: list[float] = []
             by_draft: dict[int, list[float]] = defaultdict(list)
-            while len(times) < total // len(batches):
+            stop = time.monotonic() + MOST_SECONDS
+            while len(times) < total // len(batches) and time.monotonic() < stop:
                 requests = [
                     self.engine.submit(row, Sampling(new, ignore_end=True))
                     for row in random_prompts(self.model, [128] * batch, len(times))
@@ -111,12 +113,14 @@ class Run:
                 while not all(request.tokens for request in requests):
                     self.engine.step()
                 self.engine.step()
-                while all(request.asked < new - 1 for request in requests):
+                while all(request.asked < new - 1 for request in requests) and time.monotonic() < stop:
                     drafted.clear()
                     start = time.perf_counter()
                     self.engine.step()
                     times.append(1e3 * (time.perf_counter() - start))
                     by_draft[sum(drafted)].append(times[-1])
+                for request in requests:
+                    self.engine.cancel(request)
                 while self.engine.busy:
                     self.engine.step()
             above = sum(each > LIMIT * statistics.median(own) for own in by_draft.values() for each in own)

@@ -17,6 +17,7 @@ from tessellm.decoding.cuda import compiled_rule, graphs, prompt_graphs
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling, TokenChoice
+from tessellm.decoding.speculation.who import NOBODY
 from tessellm.rules import Product
 from tessellm.rules.base import BaseRule
 
@@ -124,6 +125,17 @@ def test_few_shapes_are_prepared_and_do_for_all(monkeypatch: pytest.MonkeyPatch)
         assert len(ends) == feeds * 40  # one for any number of cells, where kernels read as many as there are
 
 
+def test_prompts_are_read_together_before_the_first_request() -> None:
+    """A pass over many prompts is too large to be captured; the rule that reads them was compiled all the same."""
+    base = build_model("llama", eos_token_id=None)
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="belief")
+    engine, read = captured(Engine(model, slots=16, context=64, speculation=NOBODY)), []
+    prefill = engine.steps.prefill
+    engine.steps.prefill = lambda slots, *given: read.append(len(slots)) or prefill(slots, *given)  # type: ignore[func-returns-value,method-assign]
+    prepare(engine)
+    assert read == [1, 4, 16]
+
+
 def test_what_comes_late_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "PREPARED_STEPS", (TokenChoice.GREEDY,))
     engine = captured(Engine(composition("llama", tmp_path), slots=2, context=90))
@@ -171,7 +183,7 @@ def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(
 
     monkeypatch.setattr(graphs.GraphSteps, "_capture", full)
     prepared = prepare(engine)
-    assert "memory ran out when 2 of" in caplog.text
+    assert "memory ran out when 3 of" in caplog.text
     assert written(engine) == written(Engine(model, slots=2, context=90))
     assert prepared.late > 0
 

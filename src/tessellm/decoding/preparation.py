@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -71,9 +72,18 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
 
 
 def _passes(engine: Engine) -> Iterator[Callable[[], object]]:
+    for rows in sorted({rows for rows, _ in engine.steps.prepared_sizes()} - {1}):
+        yield partial(_read_together, engine, rows)
     yield from engine.steps.planned()
     if engine.speculator is not None:
         yield from engine.speculator.planned()
+
+
+def _read_together(engine: Engine, count: int) -> None:
+    """Read so many prompts in one pass, for which a rule may have to be compiled; of some kinds that pass is never
+    captured. They differ from their first token on, or one would wait for the other."""
+    vocabulary, length = engine.model.config.vocab_size, min(TOKENS, engine.context - 1)
+    run(engine, [Request([number % vocabulary] * length, Sampling(1)) for number in range(count)])
 
 
 def made(engine: Engine) -> int:

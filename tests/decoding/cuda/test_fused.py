@@ -174,6 +174,19 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
 
 
 @torch.no_grad()
+def test_a_step_of_many_texts_equals_the_modules(tmp_path: Path) -> None:
+    """More rows than one block has, by a base and two adapters."""
+    composed = composition("adapters", tmp_path)
+    group, fused = grouped(composed, 24, 20)
+    assert fused.takes(24, 1)
+    feed(group, lengths := [1 + n % 7 for n in range(24)])
+    token_BT, position_BT = torch.arange(10, 34)[:, None], torch.tensor(lengths)[:, None]
+    found = fused(token_BT.expand(3, -1, -1), position_BT, 20)
+    wanted = torch.stack(by_modules(group, token_BT, position_BT, 10, 1))
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_an_empty_slot_changes_nothing(tmp_path: Path) -> None:
     composed = composition("llama", tmp_path)
     group, fused = grouped(composed, 2, 50)
@@ -218,8 +231,8 @@ def test_several_tokens_equal_the_modules(
 def test_passes_that_are_too_large_are_left_to_the_modules(tmp_path: Path) -> None:
     composed = composition("adapters", tmp_path)
     _, fused = grouped(composed, 4, 120)
-    assert fused.takes(21, 1)  # 63 rows of one weight
-    assert not fused.takes(22, 1)
+    assert fused.takes(85, 1)  # 255 rows of one weight
+    assert not fused.takes(86, 1)
     assert fused.takes(9, 9)
     assert not fused.takes(10, 9)
     assert fused.takes(1, 32)

@@ -25,8 +25,7 @@ from .prompts import PromptPass
 CELLS_PER_SPLIT = 128
 FEWER_CELLS = 64  # cells per split, where programs are too few for all multiprocessors
 MOST_SPLITS = 32
-MOST_ROWS = 64  # rows per weight in a step; beyond it, a matrix product of the library's is faster
-MOST_DRAFT_ROWS = 256  # rows per weight when drafts are verified, and the modules would launch ten times as much
+MOST_ROWS = 256  # rows per weight: of more, the modules are faster, though they launch ten times as much
 FEW_ROWS = 16  # rows for which a norm is repeated by several programs, each with some of the deltas' low-rank input
 PIECE = 4  # numbers of that input per program
 MOST_TOKENS = 32  # tokens per sequence
@@ -83,7 +82,7 @@ class FusedDecoder:
         """Whether a pass of this size is fast here: not too many rows, and few tokens per sequence."""
         rows = slots * tokens * (self.members if self.shared else 1)
         fits = self._queries(tokens) <= MOST_QUERIES and tokens <= MOST_TOKENS
-        return fits and rows <= (MOST_ROWS if tokens == 1 else MOST_DRAFT_ROWS)
+        return fits and rows <= MOST_ROWS
 
     def __call__(self, token_MBT: Tensor, position_BT: Tensor, cells: int) -> Tensor:
         """Compute logits. A sequence's real tokens come first, at positions in a row; padding, at −1, behind them."""
