@@ -40,7 +40,7 @@ PROMPT, ROUNDS = 128, 3
 WHOLE = 60  # a token that every number of kinds divides, and none that means something
 TARGETS = {3: 2.2, 9: 2.6}  # milliseconds a token at batch 1, by members
 GAIN_AT_32, OVER_BASE, SLOWER = 1.6, 1.05, 1.15
-AWAKE_AT_32 = 5.80  # milliseconds a token of all awake when resting was begun, results/resting-cuda-before.json
+AWAKE_AT_32 = 5.80  # milliseconds a token of all awake when resting was begun, at commit 2334b97 (docs/log.md)
 QUIET = -0.99  # of norms behind blocks: what a block adds is small
 Found = tuple[list[Claim], dict[str, Any]]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "resting.md"
-NAMES = ("resting-cuda", "resting-cuda-compiled", "resting-cuda-before")  # the rule by kernels, compiled, step by step
-RESULTS = [ROOT / "results" / f"{name}.json" for name in NAMES]
+RESULT = ROOT / "results" / "resting-cuda.json"
 BEGIN, END = "<!-- on a GPU -->", "<!-- end on a GPU -->"
 COMMAND = "python benchmarks/resting.py --device cuda --tokens 96"
 
@@ -41,20 +40,18 @@ def _holds(holds: bool) -> str:
     return "yes" if holds else "**no**"
 
 
-def page(text: str, contents: Sequence[dict[str, Any]]) -> str:
+def page(text: str, content: dict[str, Any] | None) -> str:
     """The page with the block as it should be; without a result, how to measure."""
     before, _, rest = text.partition(BEGIN)
-    block = [BEGIN]
-    for content in contents:
-        block += [*lines(content), ""]
-    if not contents:
-        block += [f"Not measured yet: `{COMMAND}` does, and `python docs/generate_resting.py` writes it here.", ""]
-    return before + "\n".join([*block[:-1], END]) + rest.partition(END)[2]
+    block = [f"Not measured yet: `{COMMAND}` does, and `python docs/generate_resting.py` writes it here."]
+    if content is not None:
+        block = list(lines(content))
+    return before + "\n".join([BEGIN, *block, END]) + rest.partition(END)[2]
 
 
 def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
-    wanted = page(text, [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS if path.is_file()])
+    wanted = page(text, json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else None)
     if "--check" in sys.argv:
         if wanted != text:
             print(f"out of date: {PAGE}: run python docs/generate_resting.py")
