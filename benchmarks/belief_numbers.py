@@ -28,7 +28,8 @@ from tessellm.experiments.real.reading import _batches
 from tessellm.experiments.real.skills import DOMAINS, read
 from tessellm.experiments.real.tasks import encode
 from tessellm.model import ComposedForCausalLM
-from tessellm.model.habits import _in_chat, _marked
+from tessellm.model.chat_marks import in_chat
+from tessellm.model.habits import _marked
 from tessellm.rules import normalised
 from tessellm.rules.belief import Belief
 from tessellm.rules.laws import read_rows
@@ -64,7 +65,7 @@ def hear(model: ComposedForCausalLM, texts: Sequence[Text], opening: int) -> Ite
 
 def texts_of(model: ComposedForCausalLM, data: Path, count: int) -> dict[str, list[Text]]:
     """Usual prompts, and development texts by skill; of capitals the prompts alone."""
-    usual: list[Text] = [(ids, []) for ids in _in_chat(model.tokenizer)]
+    usual: list[Text] = [(ids, []) for ids in in_chat(model.tokenizer)]
     skills = {skill: encode(model.tokenizer, read(data, skill, "dev", count)) for skill in DOMAINS}
     plain: list[Text] = [(ids, []) for ids, _ in encode(model.tokenizer, read(data, "capitals", "dev", count))]
     return {USUAL: usual, **skills, PLAIN: plain}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import tessellm
+from tessellm.diagnose.row_statistics import Statistics, statistics
 from tessellm.diagnose.speaking import Terminal, show
-from tessellm.diagnose.statistics import Statistics, statistics
 from tessellm.rules import ComposedRule
 from tessellm.rules.belief import Belief
 from tessellm.text.generate import Generated

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessellm.diagnose.statistics import ACTIVE, statistics
+from tessellm.diagnose.row_statistics import ACTIVE, statistics
 from tessellm.rules import RULES, ComposedRule, FunctionRule, make_rule
 from tessellm.rules.termination import POLICIES
 

@@ -6,8 +6,8 @@ import torch
 import tessellm
 from tessellm.diagnose.interference import Rows
 from tessellm.diagnose.recorder import log_probabilities
+from tessellm.diagnose.row_statistics import statistics
 from tessellm.diagnose.score import chance_right, sharpened
-from tessellm.diagnose.statistics import statistics
 from tessellm.rules import make_rule
 
 from planted import composition, prompts

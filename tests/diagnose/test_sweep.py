@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessellm.diagnose import sweep
-from tessellm.diagnose.statistics import statistics
+from tessellm.diagnose.row_statistics import statistics
 from tessellm.rules import RULES, ComposedRule
 from tessellm.rules.termination import ends_on
 

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 import tessellm
 from draft_distribution import draft_always
@@ -11,17 +10,10 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.model import habits
-from tessellm.model.habits import _before_answer, _before_user, _common_beginning, _in_chat, _rendered
 from tessellm.model.usual import PROMPTS
 from tessellm.rules.belief import Belief
-from tessellm.rules.template import since_user
 
-from conftest import CHARACTERS, SPECIAL, build_model, character_tokenizer, perturbed, save_member
-
-TURNS = {
-    "special tokens": "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}<s>assistant\n\n",
-    "words": "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n\n{% endfor %}assistant:",
-}
+from conftest import build_model, character_tokenizer, perturbed, save_member
 
 
 def test_composing_by_belief_measures_habits_and_saves_them(chatting, tmp_path):
@@ -162,42 +154,3 @@ def test_a_context_too_short_for_the_prompts_measures_nothing(tmp_path):
     sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), tokenizer)) for seed in range(3)]
     model = tessellm.compose(sources[0], {"one": sources[1], "two": sources[2]}, rule="belief")
     assert model.rule.rule == Belief()
-
-
-def merging_spaces(template):
-    """A tokenizer that makes one token of two spaces, or of two new lines, as most do."""
-    pairs = [(space, space) for space in "\n "]
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS, *map("".join, pairs)])}
-    core = Tokenizer(models.BPE(vocabulary, pairs, unk_token="<unk>"))
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-@pytest.mark.parametrize("template", TURNS.values(), ids=TURNS)
-@pytest.mark.parametrize("answer", ["b", "b\n", "b\n\n", "b  "])
-@pytest.mark.parametrize("said", ["", "c", "\nc", "\n\nc", "  c", "c\n", "c\n\n", "c  ", "\n"])
-def test_turns_are_found_whatever_spaces_stand_around_what_is_said(template, answer, said):
-    tokenizer = merging_spaces(template)
-    turn, (user, spaces) = _before_answer(tokenizer, _in_chat(tokenizer)), _before_user(tokenizer)
-    roles = ("user", "assistant", "user")
-    chat = [{"role": role, "content": text} for role, text in zip(roles, ("a", answer, said), strict=True)]
-    (ids,) = _rendered(tokenizer, [chat])
-    assert ids[-len(turn) :] == turn
-    window = torch.tensor([[[-1.0] * 9 + ids]])
-    heard = tokenizer.decode([ids[place - 9] for place in since_user(user, window, spaces)[0, 0].nonzero().flatten()])
-    assert heard.strip().startswith(said.strip())
-    assert "b" not in heard
-
-
-def test_turns_between_which_there_are_only_spaces_are_not_told_apart():
-    tokenizer = merging_spaces("{% for m in messages %}{{ m.content }}\n\n\n{% endfor %}")
-    assert _before_user(tokenizer) == ([], 0)
-    assert tokenizer.decode(_before_answer(tokenizer, _in_chat(tokenizer))).isspace()
-
-
-def test_what_all_rows_begin_with():
-    assert _common_beginning([[1, 2, 3], [1, 2], [1, 2, 4]]) == [1, 2]
-    assert _common_beginning([[1], [2]]) == []
-    assert _common_beginning([]) == []

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tessellm.rules import product, sums
 from tessellm.rules.belief import BASE, SHARE, Belief, prior
+from tessellm.rules.chat_turns import since_user
 from tessellm.rules.equation import product_scores
 from tessellm.rules.laws import mixture, read_rows
-from tessellm.rules.template import since_user
 
 TURN, OPENING, USER = (3, 1), (5, 4), (5, 2)
 HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),)

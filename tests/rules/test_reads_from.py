@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tessellm.rules import ComposedRule
 from tessellm.rules.belief import Belief
+from tessellm.rules.chat_turns import last_turn
 from tessellm.rules.evidence import Evidence
 from tessellm.rules.product import Product
-from tessellm.rules.template import last_turn
 
 from stateful import BestPredictor
 

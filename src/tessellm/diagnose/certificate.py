@@ -1,7 +1,7 @@
 """The certificate: how far what a composition writes can be from what its owners would write, by theory and measured ε.
 
 Along a text, Σ_t KL(p̂ ‖ nearest member) is the gap, and Σ_t of the theorem's bound what the measured ε allow for it
-(docs/theory.md; a rule other than Eq. 2 is treated in statistics.py). On texts that the composition wrote, their mean
+(docs/theory.md; rules other than Eq. 2: row_statistics.py). On texts that the composition wrote, their mean
 estimates the divergence between the two laws of whole texts. Half of it, under a root, bounds the total variation
 (Pinsker): a share of texts. At 1 or more it says nothing, and is called vacuous.
 """

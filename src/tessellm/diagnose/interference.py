@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .rates import Rate, average, rate
-from .statistics import ACTIVE
+from .row_statistics import ACTIVE
 from .trace import Trace
 
 DIFFERENT = 0.01  # and different at all where it diverges by more than this

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..model import ComposedForCausalLM
 from ..rules import Explanation
-from .statistics import Statistics, statistics
+from .row_statistics import Statistics, statistics
 
 
 class Recorder:

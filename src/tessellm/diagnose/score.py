@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .interference import FAR, LARGE, Rows
-from .statistics import ACTIVE
+from .row_statistics import ACTIVE
 
 SHARPNESS = 3.0
 LEAST = 1e-9

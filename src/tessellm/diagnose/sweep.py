@@ -26,7 +26,7 @@ GROUP = 128  # neighbours whose largest is looked at first
 
 
 class Swept(NamedTuple):
-    """Of every row; what the names mean is said in statistics.py."""
+    """Of every row; what the names mean is said in row_statistics.py."""
 
     divergence_RK: Tensor
     jensen_shannon_RK: Tensor

@@ -20,13 +20,11 @@ from torch import Tensor
 from ..rules import DEFAULT, WITHOUT_CHAT, Product, RuleLike, Weights, normalised, tilt
 from ..rules.belief import Belief
 from ..rules.laws import activity
-from .usual import PROMPTS
+from .chat_marks import before_answer, before_user, common_beginning, in_chat
 
 if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
 
-ANSWERS = ("Yes", "It is 42.", "echo", "x = 1\n", "so ")  # that end in different ways
-SPACED = ("", "\n\nHi", "  Hi", "Hi\n", "Hi\n\n", "Hi  ")  # spaces may be one token with those of the template
 FEWEST = 8  # prompts that fit into the context; fewer tell no habit
 AT_ONCE = 1 << 27  # logits of prompts that are read together
 ROWS_ON_CPU = 320  # positions of a pass: products of more are no faster there, and the more, the more padding
@@ -90,73 +88,13 @@ def habits_of(number_PKN: Tensor) -> Tensor:
 def _marked(model: ComposedForCausalLM, rule: Belief) -> tuple[Belief, list[list[int]]] | None:
     """The rule with where prompts open and answers begin, and the usual prompts; None where nothing marks that."""
     limit = model.config.max_position_embeddings
-    prompts = [ids for ids in _in_chat(model.tokenizer) if not limit or len(ids) <= limit]
-    opening, turn = _common_beginning(prompts), _before_answer(model.tokenizer, prompts)
+    prompts = [ids for ids in in_chat(model.tokenizer) if not limit or len(ids) <= limit]
+    opening, turn = common_beginning(prompts), before_answer(model.tokenizer, prompts)
     if len(prompts) < FEWEST or not turn or len(opening) + len(turn) >= min(map(len, prompts)):
         return None
-    user, spaces = _before_user(model.tokenizer)
+    user, spaces = before_user(model.tokenizer)
     user = user[-rule.span :]
     return replace(rule, opening=opening, turn=turn[-rule.span :], user=user, spaces=spaces), prompts
-
-
-def _in_chat(tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> list[list[int]]:
-    """The usual prompts as token ids, in the chat template; none where there is no template."""
-    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
-        return []
-    return _rendered(tokenizer, [[{"role": "user", "content": prompt}] for prompt in prompts])
-
-
-def _before_answer(tokenizer: Any, prompts: list[list[int]]) -> list[int]:
-    """The token ids behind which an answer begins, whatever spaces a prompt ends with; if they are nothing but spaces,
-    those behind usual prompts."""
-    return _common_end([*prompts, *_in_chat(tokenizer, SPACED)]) or _common_end(prompts)
-
-
-def _before_user(tokenizer: Any) -> tuple[list[int], int]:
-    """The token ids between an answer and what the user says then, whatever the two are, and how many of the last of
-    them become others where that begins with spaces; none where the template has no second turn, or but spaces between
-    turns, which are within what is said, too."""
-    usual, always = (_between_turns(tokenizer, prompts) for prompts in (PROMPTS[1:9], (*PROMPTS[1:9], *SPACED)))
-    if not always or tokenizer.decode(always).isspace():
-        return [], 0
-    return (usual, len(usual) - len(always)) if usual[: len(always)] == always else (always, 0)
-
-
-def _between_turns(tokenizer: Any, prompts: Sequence[str]) -> list[int]:
-    begun = []
-    for answer in ANSWERS:
-        chats = [
-            [
-                {"role": "user", "content": PROMPTS[0]},
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": prompt},
-            ]
-            for prompt in prompts
-        ]
-        begun.append(_common_beginning(_rendered(tokenizer, chats)))
-    return _common_end(begun)
-
-
-def _rendered(tokenizer: Any, chats: list[Any]) -> list[list[int]]:
-    """Chats as token ids; none where the template does not take them."""
-    try:
-        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    except Exception:  # a template raises what it likes, where it wants other roles, say
-        return []
-    return [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-
-
-def _common_beginning(rows: Sequence[Sequence[int]]) -> list[int]:
-    found: list[int] = []
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        found.append(column[0])
-    return found
-
-
-def _common_end(rows: Sequence[Sequence[int]]) -> list[int]:
-    return _common_beginning([row[::-1] for row in rows])[::-1]
 
 
 def _batches(prompts: Sequence[list[int]], rows: int) -> Iterator[list[list[int]]]:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .base import BaseRule
 from .chain import believe_at_once
+from .chat_turns import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows, since_user
 from .equation import working_dtype
 from .fitting import check_habits, check_marks, check_template
 from .laws import Heard, activity, mixture, observe, read_rows, styled
@@ -37,7 +38,6 @@ from .resting import believed_members, explanation
 from .rows import averages, in_blocks, kept, last_row, noted, windows
 from .styles import apart, check_some_speak, checked_styles, with_styles
 from .sums import sums_are_fast
-from .template import all_end_with, constant, last_turn, match_opening, match_turn, silent_rows, since_user
 
 SHARE = 1e-4  # of the belief goes back to all laws at each token: a switch costs log(laws / SHARE) nats
 COMMIT = 0.9  # of the belief goes to the likeliest law where an answer begins

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..decoding.voices import Voice
 from ..diagnose.recorder import log_probabilities
-from ..diagnose.statistics import statistics
+from ..diagnose.row_statistics import statistics
 from ..errors import RecipeError, TessellmError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer

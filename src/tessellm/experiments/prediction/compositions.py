@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...diagnose.interference import Rows
 from ...diagnose.recorder import log_probabilities
-from ...diagnose.statistics import statistics
+from ...diagnose.row_statistics import statistics
 from ...rules import ComposedRule
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..rules import ComposedRule, Explanation
 from ..rules.equation import LOG_FLOOR
 from ..rules.termination import ends_on, log_left
+from .owners import owners
 from .sweep import Swept, sweep
 
 TOLD = ("evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT", "law_BTL")  # by some rules
@@ -87,17 +88,6 @@ def statistics(
         hazard_BTN=hazards(logp_MBTV, composed_BTV, ends),
         **{name: why.more[name] for name in TOLD if name in why.more},
     )
-
-
-def owners(nearest_BT: Tensor, why: Explanation) -> Tensor:
-    """Name the member whose word a row is. Where the rule believes in laws, the one that it believes most: an answer by
-    one expert is that expert's, also where the base would say the same. Else, and where Eq. 2 is believed most: the
-    member whose law the composed one is nearest to, the base if it is within ACTIVE of that."""
-    law_BTL = why.more.get("law_BTL")
-    if law_BTL is None:
-        return nearest_BT
-    several_BT = (law_BTL.argmax(-1) == law_BTL.shape[-1] - 1) & (why.owner_BT == 0)
-    return torch.where(several_BT, nearest_BT, why.owner_BT)
 
 
 def hazards(logp_MBTV: Tensor, composed_BTV: Tensor, stops: tuple[tuple[int, ...], ...]) -> Tensor:
