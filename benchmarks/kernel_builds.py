@@ -24,12 +24,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tessellm.bench.models import with_deltas
-from tessellm.decoding.cuda.fused import decoder, layers, prompts
+from tessellm.decoding.cuda.fused import decoder, layers, library, prompts
 from tessellm.decoding.members.attention import SlotCache
 
 KERNELS = (
     "attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel",
-    "place_kernel", "prompt_attention_kernel", "gate_kernel",
+    "place_kernel", "prompt_attention_kernel", "gate_kernel", "add_deltas_kernel",
 )  # fmt: skip
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
 SHOWN = ("BLOCK_R", "BLOCK_Q", "BLOCK_C", "ROW_BLOCKS", "SPLITS", "GLU", "MEMBERS", "TOKENS", "QUERIES", "WINDOW")
@@ -103,7 +103,7 @@ def members(kind: str, dtype: torch.dtype) -> list[Any]:
 def main() -> None:
     kind, dtype, *passes = sys.argv[1:]
     shapes = [tuple(map(int, each.removeprefix("prompt:").split("x"))) for each in passes]
-    for module in (decoder, layers, prompts):
+    for module in (decoder, layers, library, prompts):
         module.overlapping = lambda device, early=True: {"OVERLAP": True}  # type: ignore[assignment]
         for name in KERNELS:
             if hasattr(module, name):

@@ -1,12 +1,23 @@
 """The products of a FusedLinear by the library, for so many rows that it is the faster: layer after layer, and the
-deltas on top of them. Nothing is copied: every product goes where it belongs."""
+deltas on top of them, by one launch for all layers and members. Nothing is copied: every product goes where it
+belongs."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+import triton
 from torch import Tensor
 
+from .addresses import BLOCK_N
 from .layers import FusedLinear
+from .low import Deltas
+from .low_kernels import add_deltas_kernel
+from .overlap import overlapping
+
+ADDED_ROWS = 64  # rows per program that adds deltas
+ADDED_OUTPUTS = (128, 64, 32, 16)  # outputs per program: the first that the layers are multiples of
 
 
 def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
@@ -23,7 +34,7 @@ def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
             else:
                 torch.addmm(bias, x_RK, weight.T, out=out)
     if linear.deltas is not None:
-        _add_deltas(linear, x_MBK, y_MBO, sizes)
+        _add_deltas(linear.deltas, x_MBK, y_MBO, math.gcd(*sizes))
     return y_MBO
 
 
@@ -42,11 +53,12 @@ def wide_logits(head: FusedLinear, x_MBK: Tensor) -> Tensor:
     return y_GRO.view(members, rows, -1)
 
 
-def _add_deltas(linear: FusedLinear, x_MBK: Tensor, y_MBO: Tensor, sizes: list[int]) -> None:
-    deltas, first = linear.deltas, 0
-    assert deltas is not None
+def _add_deltas(deltas: Deltas, x_MBK: Tensor, y_MBO: Tensor, unit: int) -> None:
+    """Add up · (down · x) of every layer. `unit`: the layers' sizes are multiples of it."""
+    members, rows, out = y_MBO.shape
     low_MBL = torch.bmm(x_MBK, deltas.down_MLK.transpose(1, 2))
-    for part, size in enumerate(sizes):
-        up_MRO = deltas.up_OC[first : first + size].view(size, deltas.members, deltas.rank).permute(1, 2, 0)
-        y_MBO[..., first : first + size].baddbmm_(low_MBL[..., part * deltas.rank :][..., : deltas.rank], up_MRO)
-        first += size
+    block_n = next(size for size in ADDED_OUTPUTS if unit % size == 0)
+    add_deltas_kernel[(triton.cdiv(rows, ADDED_ROWS), out // block_n, members)](
+        y_MBO, low_MBL, deltas.up_OC, deltas.parts, rows, deltas.width, out, MEMBERS=members, RANK=deltas.rank,
+        TABLE_N=BLOCK_N, BLOCK_R=ADDED_ROWS, BLOCK_N=block_n, **overlapping(x_MBK.device),
+    )  # fmt: skip

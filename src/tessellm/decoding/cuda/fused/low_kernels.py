@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import let_next_begin, wait_for_inputs
+
 
 @triton.jit
 def up_block(up_OC, first, n_N, FIRST: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -64,3 +66,26 @@ def store_low(  # type: ignore[no-untyped-def]
     own_RC = (row_R // rows_a_member)[:, None] == (c_C // RANK)[None, :]
     place = (part * rows + row_R[:, None]) * RANK + (c_C % RANK)[None, :]
     tl.store(low_SRL + place, low_RC, mask=(row_R < rows)[:, None] & own_RC)
+
+
+@triton.jit
+def add_deltas_kernel(  # type: ignore[no-untyped-def]
+    y_RN, low_RL, up_OC, parts, rows, low_width, out,
+    MEMBERS: tl.constexpr, RANK: tl.constexpr, TABLE_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """y += up · low of every row by its own member. Grid: blocks of a member's rows, blocks of outputs, each inside one
+    layer, members."""
+    member = tl.program_id(2)
+    r_R, first = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R), tl.program_id(1) * BLOCK_N
+    n_N, l_L = first + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
+    column = tl.load(parts + first // TABLE_N) * RANK
+    up_NL = tl.load(up_OC + n_N[:, None] * (MEMBERS * RANK) + member * RANK + l_L[None, :])
+    row_R, there = (member * rows + r_R).to(tl.int64), (r_R < rows)[:, None]
+    wait_for_inputs(OVERLAP)
+    let_next_begin(OVERLAP)
+    low_RL = tl.load(low_RL + row_R[:, None] * low_width + column + l_L[None, :], mask=there, other=0.0)
+    y = y_RN + row_R[:, None] * out + n_N[None, :]
+    added_RN = tl.load(y, mask=there, other=0.0).to(tl.float32)
+    added_RN += tl.dot(low_RL, tl.trans(up_NL), input_precision="ieee")
+    tl.store(y, added_RN.to(y_RN.dtype.element_ty), mask=there)
