@@ -67,7 +67,7 @@ class DraftBuffers:
         self.room_S.zero_()
         self.done_S.zero_()
 
-    def begin_next(self, count_B: Tensor, writer_B: Tensor) -> None:
+    def renew(self, count_B: Tensor, writer_B: Tensor) -> None:
         """Empty the drafts of the first rows, for members to go on behind so many tokens more."""
         rows = len(count_B)
         self.draft_SG[:rows] = -1
@@ -145,7 +145,7 @@ def verify(
     kept_B = token_BT.gather(1, accepted_B1)[:, 0]
     slots.token_S[:rows] = torch.where(spoilt_B, slots.token_S[:rows], kept_B)
     slots.position_S[:rows] += count_B
-    drafts.begin_next(count_B, writer_B)
+    drafts.renew(count_B, writer_B)
 
 
 def _judge_together(
