@@ -35,7 +35,7 @@ def out(members_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A composition to read."""
     folder = tmp_path_factory.mktemp("compositions") / "out"
     experts = {"math": members_dir / "math", "lora": {"source": members_dir / "lora_math", "weight": 0.5}}
-    tessellm.compose(members_dir / "base", experts).save_pretrained(folder, self_contained=True)
+    tessellm.compose(members_dir / "base", experts, rule="evidence").save_pretrained(folder, self_contained=True)
     return folder
 
 
@@ -190,7 +190,7 @@ def test_end_tokens_end_the_text(cli: Cli, tmp_path: Path, members_dir: Path) ->
     written = ended.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :].tolist()
     ended.generation_config.eos_token_id = ended.config.eos_token_id = [2, written[5]]
     ended.save_pretrained(tmp_path / "ended")
-    cli("generate", tmp_path / "ended", "abc", "--max-new-tokens", 8, "--json", tmp_path / "json")
+    cli("generate", tmp_path / "ended", "abc", "--no-chat", "--max-new-tokens", 8, "--json", tmp_path / "json")
     [result] = json.loads((tmp_path / "json").read_text())
     kept = written[: written.index(written[5])]
     assert result["finish_reason"] == "stop"

@@ -133,6 +133,47 @@ def test_a_system_prompt_goes_through_the_template(cli: Cli, out: Path) -> None:
         assert (ran.code, ran.out) == (0, written(model, text, special=False) + "\n")
 
 
+def test_prompts_for_the_rule_belief_go_through_the_template_unless_they_were_there(
+    cli: Cli, chatting: dict[str, Any], tmp_path: Path
+) -> None:
+    model: Any = tessellm.compose(**chatting, rule="belief")
+    model.save_pretrained(tmp_path / "out")
+    turn = [{"role": "user", "content": PROMPT}]
+    text = model.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    asked = ("generate", tmp_path / "out", "--max-new-tokens", 8)
+    answer, plain = written(model, text, special=False), written(model)
+    assert answer != plain
+    for options in ((), ("--trace",)):
+        ran = cli(*asked, PROMPT, *options)
+        assert answer in ran.out
+        assert "went through the chat template" in ran.err
+    assert (ran := cli(*asked, PROMPT, "--chat")).out == answer + "\n"
+    assert ran.err == ""
+    assert cli(*asked, PROMPT, "--no-chat").out == plain + "\n"
+    own = PROMPT + model.tokenizer.eos_token  # which a prompt has that was put into a template before
+    assert cli(*asked, own).out == written(model, own) + "\n"
+    assert cli(*asked, PROMPT, PROMPT).out == f"{PROMPT}\n{answer}\n" * 2
+
+
+def test_diagnose_says_that_the_rule_belief_reads_chats(cli: Cli, chatting: dict[str, Any], tmp_path: Path) -> None:
+    tessellm.compose(**chatting, rule="belief").save_pretrained(tmp_path / "out")
+    (tmp_path / "p.txt").write_text("abc\n12\n")
+    asked = ("diagnose", tmp_path / "out", tmp_path / "p.txt", "--max-new-tokens", 2)
+    assert "--chat puts them into the chat template" in cli(*asked).err
+    assert cli(*asked, "--chat").err == cli(*asked, "--no-chat").err == ""
+
+
+def test_an_empty_answer_of_a_chat_model_is_explained(cli: Cli, out: Path, tmp_path: Path) -> None:
+    model: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
+    ids = model.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    first = int(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)[0, -1])
+    model.generation_config.eos_token_id = model.config.eos_token_id = [first]
+    model.save_pretrained(tmp_path / "ended")
+    ran = cli("generate", tmp_path / "ended", PROMPT)
+    assert ran.out.strip() == ""
+    assert "nothing was written: this is a chat model, and --chat" in ran.err
+
+
 def test_diagnose_reads_the_answer_in_its_chat(cli: Cli, out: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "abc", "text": "12"}\n')
     options = ("--rule", "evidence", "--json", tmp_path / "found.json")

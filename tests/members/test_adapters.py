@@ -234,6 +234,7 @@ def test_an_adapter_of_another_shape_is_refused(members_dir: Path, tmp_path: Pat
     adapter = save_lora(wide, tmp_path / "adapter")
     message = refusal(members_dir / "base", {"source": adapter, "any_base": True})
     assert "does not fit this base: size mismatch" in message
+    assert message.endswith(f"this one says that it was trained on {str(wide)!r}")
     gpt2 = save_member(build_model("gpt2"), tmp_path / "gpt2", character_tokenizer())
     assert "does not fit this base" in refusal(gpt2, {"source": members_dir / "lora_math", "any_base": True})
     deeper = save_member(build_model("llama", num_hidden_layers=3), tmp_path / "deeper")

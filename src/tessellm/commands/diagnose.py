@@ -65,6 +65,9 @@ def diagnose(
         )  # fmt: skip
     for problem in (*problems, *found.skipped):
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
+    if chat.lacks_chat(composition, [example.prompt for example in examples]):
+        said = "prompts were read as they are; --chat puts them into the chat template, which the rule belief reads"
+        err.print(f"note: {said}", soft_wrap=True)
     if found.texts == 1:
         err.print("note: intervals say how much texts differ, and there is only one")
     out.print(_table(found))
@@ -86,7 +89,7 @@ def _table(found: Diagnosis) -> Table:
     rows["texts predicted right"] = found.predicted
     for name, rate in rows.items():
         table.add_row(escape(name), f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
-    bound = "vacuous" if proof.vacuous else f"at most {proof.bound_share:.1%} of texts differ"
+    bound = "vacuous (it excludes nothing)" if proof.vacuous else f"at most {proof.bound_share:.1%} of texts differ"
     counts = f"{counted(found.texts, 'text')}, {counted(found.tokens, 'token')}"
     table.caption = f"{counts}; gap {proof.gap:.3g} nats a text; certificate: {bound}"
     table.caption_justify = "left"

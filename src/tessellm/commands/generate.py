@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +73,7 @@ def generate(
 
     Example: tessellm generate out "Write a function that" --trace
     """
+    from ..text.chat import Chat
     from ..text.inputs import read_prompts
     from ..text.options import TextOptions
 
@@ -91,9 +92,16 @@ def generate(
     )
     if running.trace:
         composition = speaker.load_composition(model, "--trace shows which of several members owns each token")
-        results = _traced(composition, asked, options, running)
     else:
-        results = _written(speaker.load(model), asked, options, running)
+        composition = speaker.load(model)
+    if lacks_chat := asking.lacks_chat(composition, asked):
+        options = replace(options, chat=Chat())
+    write = _traced if running.trace else _written
+    results = write(composition, asked, options, running)
+    if lacks_chat:
+        note("prompts went through the chat template, which the rule belief reads; --no-chat leaves them as they are")
+    elif options.chat is None and composition.tokenizer.chat_template and not all(each["text"] for each in results):
+        note("nothing was written: this is a chat model, and --chat puts prompts into its template")
     write_json(json_path, results)
 
 
@@ -102,7 +110,7 @@ def _written(
 ) -> list[dict[str, Any]]:
     from ..text.generate import generate_texts
 
-    results = []
+    results, behind = [], "\n" if options.chat else ""  # an answer, or what goes on behind the prompt
     shown: Any = OnTerminal(sys.stdout)
     for result in generate_texts(
         composition,
@@ -116,9 +124,9 @@ def _written(
     ):
         results.append(asdict(result))
         if len(asked) > 1 and out.is_terminal:
-            out.print(f"[bold]{escape(result.prompt)}[/bold]{escape(result.text)}", soft_wrap=True)
+            out.print(f"[bold]{escape(result.prompt)}[/bold]{behind}{escape(result.text)}", soft_wrap=True)
         elif len(asked) > 1:
-            print(result.prompt + result.text)  # as it is
+            print(result.prompt + behind + result.text)  # as it is
     return results
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -51,7 +51,14 @@ class SpeakerOptions(Placement):
 class ChatOptions:
     """How prompts are put"""
 
-    chat: Annotated[bool, typer.Option(help="Put each prompt through the chat template.")] = False
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            help="Put each prompt through the chat template, or not. If not given: `generate` does where the rule is "
+            "belief, which reads chats.",
+            show_default=False,
+        ),
+    ] = None
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A system prompt before each; goes with --chat, or brings it.")
     ] = None
@@ -65,6 +72,12 @@ class ChatOptions:
 
         check_characters(self.system or "", "--system")
         return Chat(self.system)
+
+    def lacks_chat(self, composition: Any, prompts: Sequence[str]) -> bool:
+        """Whether nothing was said of chats, and prompts come as they are to a composition that reads chats."""
+        from ..text.prompts import expects_chat
+
+        return self.chat is None and self.system is None and expects_chat(composition, prompts)
 
 
 @dataclass(frozen=True)

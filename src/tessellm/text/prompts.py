@@ -20,6 +20,15 @@ def tokenizer_of(model: ComposedForCausalLM) -> Any:
     return model.tokenizer
 
 
+def expects_chat(model: ComposedForCausalLM, prompts: Sequence[str]) -> bool:
+    """Whether prompts should go through the chat template: the rule `belief` asks who answers where the template begins
+    an answer, none of them is empty, and in none is a token of the template's own."""
+    tokenizer = tokenizer_of(model)
+    if model.rule.name != "belief" or not tokenizer.chat_template or not all(prompts):
+        return False
+    return not any(token in prompt for prompt in prompts for token in tokenizer.all_special_tokens)
+
+
 def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = True) -> list[int]:
     """Tokenise a text. One that is far too long is refused by its beginning: tokenising megabytes takes minutes."""
     tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
