@@ -211,7 +211,7 @@ BAD: dict[str, Case] = {
     "chat template cut off": Case(
         lambda folder: (folder / "done" / "chat_template.jinja").write_text("{% for m in"),
         "generate done hi --chat",
-        ("the chat template does not take these messages", "leave out --chat"),
+        ("the chat template does not take these messages", "say --no-chat"),
     ),
     "composition's generation settings cut off": Case(
         cut("done/generation_config.json"),

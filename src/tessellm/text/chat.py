@@ -23,7 +23,7 @@ class Chat:
         try:
             return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template raises what it likes
-            option = "--chat" if self.system is None else "--system"
+            instead = "say --no-chat" if self.system is None else "leave out --system"
             raise PromptError(
-                f"the chat template does not take these messages: {error}. Mend it, or leave out {option}"
+                f"the chat template does not take these messages: {error}. Mend it, or {instead}"
             ) from error
