@@ -29,6 +29,7 @@ def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bo
     refuse_unknown(model)
     if model.device.type == "cuda":
         keep_kernels()
+        torch.cuda.set_device(model.device)  # kernels, streams and graphs go to the current one
     try:
         if stacks_fine_tunes(model):
             with contextlib.suppress(EngineError):

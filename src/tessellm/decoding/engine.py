@@ -129,6 +129,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Run one pass over prompts, then one over all sequences; the requests to which tokens came or that ended."""
+        if (device := self.steps.work.slots.token_S.device).type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins with the first one
         pace, decoding = self.schedule.pace, any(request is not None and request.asked for request in self.in_slot)
         if pace is not None:
             pace.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(kind: str, rule: s
     without = Engine(there, slots=4).generate([r.prompt for r in requests], [r.sampling for r in requests])
     same = sum(one == other for one, other in zip(texts(requests), texts(without), strict=True))
     assert same >= len(requests) - 1  # a near tie may fall the other way
+
+
+def test_the_last_device_in_another_thread() -> None:
+    """A thread begins with the first device as the current one, to which kernels and graphs go."""
+    here, there = pair("llama", "belief")
+    engine = Engine(there.to(f"cuda:{torch.cuda.device_count() - 1}"), slots=2)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(engine.generate, prompts(3, 20), Sampling(12, ignore_end=True)).result()
+    assert not unexcused(here, found)
 
 
 @pytest.mark.parametrize("waits", [True, False])
