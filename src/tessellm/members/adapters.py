@@ -9,7 +9,6 @@ that nothing leaks into the base. PEFT does the adapters themselves.
 from __future__ import annotations
 
 import copy
-import json
 import re
 import tempfile
 import warnings
@@ -181,10 +180,10 @@ def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
 
 
 def _no_fit(name: str, directory: Path, reason: str) -> MemberError:
-    named = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    named = _read_config(sources.Source(directory), name).base_model_name_or_path
     return MemberError(
         f"member {name!r}: the adapter in {directory} does not fit this base: {reason}. Expected an adapter trained on "
-        f"the composition's base" + (f"; this one says that it was trained on {named!r}" if named else "")
+        "the composition's base" + (f"; this one says that it was trained on {named!r}" if named else "")
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..model.room import check_room
+from ..rules.belief import Belief
 from .chat import Chat
 from .lengths import tokens_of_beginning
 from .options import TextOptions
@@ -24,7 +25,7 @@ def expects_chat(model: ComposedForCausalLM, prompts: Sequence[str]) -> bool:
     """Whether prompts should go through the chat template: the rule `belief` asks who answers where the template begins
     an answer, none of them is empty, and in none is a token of the template's own."""
     tokenizer = tokenizer_of(model)
-    if model.rule.name != "belief" or not tokenizer.chat_template or not all(prompts):
+    if model.rule.name != Belief.name or not tokenizer.chat_template or not all(prompts):
         return False
     return not any(token in prompt for prompt in prompts for token in tokenizer.all_special_tokens)
 
