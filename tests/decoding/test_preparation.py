@@ -13,11 +13,13 @@ import torch
 
 import tessellm
 from tessellm.decoding import passes, preparation
+from tessellm.decoding.buffers import PromptRead
 from tessellm.decoding.cuda import compiled_rule, graphs, prompt_graphs
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.speculation.who import NOBODY
+from tessellm.decoding.steps import Steps
 from tessellm.rules import Product
 from tessellm.rules.base import BaseRule
 
@@ -78,26 +80,32 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(
     assert prepared.late == 0
 
 
-def test_pieces_of_long_prompts_are_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where pieces are of a few widths, and prompts' ends of any; while another text is written."""
+@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
+def test_pieces_of_long_prompts_are_graphs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where pieces are of a few widths, and prompts' ends of any; while another text is written. Whether
+    the rule reads all of a prompt or its end, it begins in one piece and goes on in others."""
     monkeypatch.setattr(graphs, "LEAST_ON_GPU", 32)
     monkeypatch.setattr(prompt_graphs, "MOST_TOKENS", 64)
     base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
-    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
-    engine = captured(Engine(model, slots=2, context=200))
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=rule)
+    engine = captured(Engine(model, slots=2, context=200, speculation=NOBODY))
     engine.schedule.pace, engine.schedule.on_gpu = FixedPromptPace(32), True
     prepared = prepare(engine)
-    passes: list[Any] = []
-    replay = graphs.GraphSteps._replay
-    monkeypatch.setattr(
-        graphs.GraphSteps, "_replay", lambda self, *key: (passes.append((key[0], key[-1])), replay(self, *key))[1]
-    )
     found = [engine.submit([5, 6, 7], Sampling(40, ignore_end=True))]
     engine.step()
+    replayed: list[Any] = []
+    replay, prefill = graphs.GraphSteps._replay, Steps.prefill
+    monkeypatch.setattr(
+        graphs.GraphSteps, "_replay", lambda self, *key: (replayed.append((key[0], key[-3])), replay(self, *key))[1]
+    )
+    monkeypatch.setattr(Steps, "prefill", lambda *given: replayed.append(("as it is", None)) or prefill(*given))
     found += [engine.submit((text * 40)[:150], WAYS[n]) for n, text in enumerate(prompts(3, 20))]
     while engine.busy:
         engine.step()
-    assert passes.count(("feed", TokenChoice.NONE)) >= 4
+    kinds = {"belief": [PromptRead.BEGIN, PromptRead.GO_ON], "evidence": list(PromptRead)}
+    for kind in kinds.get(rule, [PromptRead.NOTHING, PromptRead.BEGIN]):
+        assert replayed.count(("feed", kind)) >= 3
+    assert ("as it is", None) not in replayed
     assert prepared.late == 0
     expected = Engine(model, slots=2, context=200).generate([r.prompt for r in found], [r.sampling for r in found])
     assert [r.tokens for r in found] == [r.tokens for r in expected]
@@ -213,7 +221,8 @@ def test_one_way_to_choose_that_cannot_be_captured_leaves_the_others_as_they_are
     engine, plain = captured(Engine(model, slots=3, context=90)), passes.penalised
     monkeypatch.setattr(passes, "penalised", lambda *given: plain(*given) * torch.tensor(1.0))
     prepared = prepare(engine)
-    assert engine.steps.uncaptured == {(name, TokenChoice.PENALISED) for name in ("decode", "feed")}  # type: ignore[attr-defined]
+    found = {(kind[0], kind[-1]) for kind in engine.steps.uncaptured}  # type: ignore[attr-defined]
+    assert found == {(name, TokenChoice.PENALISED) for name in ("decode", "feed")}
     assert len([record for record in caplog.records if "run uncaptured" in record.message]) == 2
     assert written(engine) == written(Engine(model, slots=3, context=90))
     assert prepared.late == 0

@@ -99,13 +99,20 @@ class PromptSchedule:
         left, chunk = len(request.prompt) - request.fed, min(self.chunk, paced or self.chunk)
         outside = max(0, request.read_from - request.fed)  # tokens before those that the rule reads
         begun = request.fed > request.read_from
-        slowly = begun or (paced is not None and not self.on_gpu and left > chunk)
+        slowly = begun or (paced is not None and left > chunk)
         if not slowly and left <= chunk + self.window and left - outside <= max(READ, self.window + 1):
             return left, (True, PromptRead.BEGIN)
-        if outside:
-            return min(chunk, outside), (False, PromptRead.NOTHING)
-        count = min(chunk, READ, left)
+        if outside >= chunk:
+            return chunk, (False, PromptRead.NOTHING)
+        count = min(chunk, outside + self._read_at_once(paced), left)
         return count, (count == left, PromptRead.GO_ON if begun else PromptRead.BEGIN)
+
+    def _read_at_once(self, paced: int | None) -> int:
+        """Count the tokens that a rule reads in one piece. Paced, on a GPU, a power of two, since those are captured,
+        and no more than it looks back."""
+        if paced is None or not self.on_gpu:
+            return READ
+        return min(READ, 1 << (max(1, self.window).bit_length() - 1))
 
     def _waits(self, rows: Sequence[Request], in_slot: Sequence[Request | None]) -> bool:
         """Whether prompts wait for others to be read with. A short one costs about what a step of all slots does, since

@@ -73,9 +73,10 @@ class Steps:
         rows: int,
         cells: int,
         choice: TokenChoice,
+        timed: bool = True,
     ) -> dict[int, float]:
         """Prepare passes that draft, token by token, each in another way, and verify drafts of these lengths, on
-        `empty` drafts; the device's seconds per length by the slowest way (0: a step), where it tells."""
+        `empty` drafts; if `timed`, the device's seconds per length by the slowest way (0: a step), where it tells."""
         return {}
 
     def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tessellm.decoding.buffers import PromptRead
 from tessellm.decoding.cuda import prompt_graphs
 from tessellm.decoding.cuda.prompt_graphs import (
     NARROWEST,
@@ -41,7 +42,8 @@ class Cut(Steps):
         assert choice is not TokenChoice.NONE
         for part in cut_into_buckets(slots, token_BT, position_BT):
             self.prompts.put(part, self.on_device)
-            self.prompts.feed(part.rows, part.width, min(self.context, bucket(part.stop)), choice)
+            cells = min(self.context, bucket(part.stop))
+            self.prompts.feed(part.rows, part.width, PromptRead.BEGIN, cells, choice)
             self.shapes.add((part.rows, part.width))
 
 
@@ -110,7 +112,7 @@ def test_padding_alone_changes_no_cell_of_a_slot(tmp_path: Path) -> None:
     part = padding_rows(4, 40)
     with torch.inference_mode():
         passes.put(part, lambda part: part)
-        passes.feed(part.rows, part.width, 64, TokenChoice.GREEDY)
+        passes.feed(part.rows, part.width, PromptRead.BEGIN, 64, TokenChoice.GREEDY)
     after = [buffer[:, :, :-1] for buffer in group.cache.key_RHCD.values()]
     assert before
     assert all(map(torch.equal, before, after))
@@ -118,20 +120,20 @@ def test_padding_alone_changes_no_cell_of_a_slot(tmp_path: Path) -> None:
 
 def test_what_is_worth_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
-    assert seen.takes(padding_rows(4, 256), TokenChoice.GREEDY)
-    assert not seen.takes(padding_rows(4, 257), TokenChoice.GREEDY)
+    assert seen.takes(padding_rows(4, 256), PromptRead.BEGIN)
+    assert not seen.takes(padding_rows(4, 257), PromptRead.BEGIN)
     numbers = seen.work.row_numbers * (seen.work.voice.rule.window + 1)
     monkeypatch.setattr(prompt_graphs, "MOST_NUMBERS", 2 * numbers)
-    assert seen.takes(padding_rows(2, 256), TokenChoice.GREEDY)
-    assert not seen.takes(padding_rows(4, 256), TokenChoice.GREEDY)
-    assert seen.takes(padding_rows(4, 256), TokenChoice.NONE)  # nothing is read there but the last position
+    assert seen.takes(padding_rows(2, 256), PromptRead.BEGIN)
+    assert not seen.takes(padding_rows(4, 256), PromptRead.BEGIN)
+    assert seen.takes(padding_rows(4, 256), PromptRead.NOTHING)  # nothing is read there but the last position
     seen.turn_off()
-    assert not seen.takes(padding_rows(1, 1), TokenChoice.GREEDY)
+    assert not seen.takes(padding_rows(1, 1), PromptRead.BEGIN)
 
 
 def test_a_shape_is_known_once_it_was_run(tmp_path: Path) -> None:
     seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
-    shapes = [(2, 32, 256, TokenChoice.GREEDY), (1, 32, 256, TokenChoice.GREEDY)]
+    shapes = [(rows, 32, PromptRead.BEGIN, 256, TokenChoice.GREEDY) for rows in (2, 1)]
     assert not seen.met(shapes)
     seen.note(shapes[:1])
     assert not seen.met(shapes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from itertools import product
 from typing import Any
@@ -31,7 +32,7 @@ SMALLEST_CELLS = 256
 PREPARED_CELLS = 4  # factor between the buckets of cells that are prepared: one with more does for fewer
 TIMED = 3  # replays of a graph when it is new
 PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
-PREPARED_PROMPTS = (TokenChoice.NONE, TokenChoice.GREEDY, TokenChoice.PENALISED)
+PREPARED_ENDS = (TokenChoice.GREEDY, TokenChoice.PENALISED)  # of prompts
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -69,11 +70,10 @@ class GraphSteps(Steps):
         rows: int = 1,
     ) -> None:
         """Replay short prompts and pieces as graphs, where such shapes came before; run all else as it is."""
-        graphable = not special and reads is (PromptRead.BEGIN if choice else PromptRead.NOTHING)
-        graphable = graphable and rows <= self.prompts.most_read
+        graphable = not special and rows <= self.prompts.most_read
         parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
-        shapes = [self._shape(part, choice) for part in parts]
-        if parts and all(self.prompts.takes(part, choice) for part in parts) and self._met(shapes):
+        shapes = [self._shape(part, reads, choice) for part in parts]
+        if parts and all(self.prompts.takes(part, reads) for part in parts) and self._met(shapes):
             try:
                 for part, shape in zip(parts, shapes, strict=True):
                     self.prompts.put(part, self.on_device)
@@ -89,21 +89,34 @@ class GraphSteps(Steps):
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
         """Capture passes over padding alone, which write to no slot's cells; _capture puts the rest back."""
         for part in (padding_rows(rows, length) for length in lengths for rows in self._at_once()):
-            if self.prompts.takes(part, choice):
+            if self.prompts.takes(part, PromptRead.BEGIN):
+                shape = self._shape(part, PromptRead.BEGIN, choice)
                 self.prompts.put(part, self.on_device)
-                self._known("feed", self.prompts.feed, *self._shape(part, choice))
-                self.prompts.note([self._shape(part, choice)])
+                self._known("feed", self.prompts.feed, *shape)
+                self.prompts.note([shape])
 
     def planned(self) -> Iterator[Callable[[], object]]:
         """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
         of a slot, and behind as much as it holds."""
         for choice, (rows, cells) in product(PREPARED_STEPS, self.prepared_sizes()):
             yield partial(self._prepare, "decode", self._step, rows, cells, choice)
-        for part, choice in product(grid(self._at_once(), self.context), PREPARED_PROMPTS):
-            piece = part.rows == 1 and part.width >= LEAST_ON_GPU  # of a long prompt
-            if self.prompts.takes(part, choice) and (choice or piece):
+        for part in grid(self._at_once(), self.context):
+            for reads, choice in self._prompt_kinds(part):
                 for c in {self._prompt_cells(part), self.context}:
-                    yield partial(self._ready_prompt, part, c, choice)
+                    yield partial(self._ready_prompt, part, reads, c, choice)
+
+    def _prompt_kinds(self, part: PromptRows) -> list[tuple[PromptRead, TokenChoice]]:
+        """List how prompts of a shape are read: whole ones, several together; pieces, and the ends behind them, one by
+        one. Pieces in which the rule goes on are no longer than it looks back."""
+        kinds = list(product([PromptRead.BEGIN], PREPARED_ENDS))
+        piece, window = part.rows == 1 and part.width >= LEAST_ON_GPU, self.work.voice.rule.window
+        if piece:
+            kinds.append((PromptRead.NOTHING, TokenChoice.NONE))
+        if piece and window:
+            kinds.append((PromptRead.BEGIN, TokenChoice.NONE))
+        if part.rows == 1 and part.width <= window:
+            kinds += product([PromptRead.GO_ON], (TokenChoice.NONE, *PREPARED_ENDS) if piece else PREPARED_ENDS)
+        return [(reads, choice) for reads, choice in kinds if self.prompts.takes(part, reads)]
 
     def prepared_sizes(self) -> list[tuple[int, int]]:
         rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
@@ -117,11 +130,11 @@ class GraphSteps(Steps):
         counts = range(1, len(self.work.slots.token_S) + 1)
         return sorted({rows for count in counts for _, rows in split_rows(count)})
 
-    def _ready_prompt(self, part: PromptRows, cells: int, choice: TokenChoice) -> None:
+    def _ready_prompt(self, part: PromptRows, reads: PromptRead, cells: int, choice: TokenChoice) -> None:
         try:
             if self.prompts.on:
                 self.prompts.put(part, self.on_device)
-                self._prepare("feed", self.prompts.feed, part.rows, part.width, cells, choice)
+                self._prepare("feed", self.prompts.feed, part.rows, part.width, reads, cells, choice)
         except torch.OutOfMemoryError:
             self.prompts.turn_off()
             torch.cuda.empty_cache()
@@ -132,8 +145,8 @@ class GraphSteps(Steps):
             return all(self._key("feed", *shape) in self.graphs for shape in shapes)
         return self.prompts.met(shapes)
 
-    def _shape(self, part: PromptRows, choice: TokenChoice) -> PromptShape:
-        return part.rows, part.width, self._prompt_cells(part), choice
+    def _shape(self, part: PromptRows, reads: PromptRead, choice: TokenChoice) -> PromptShape:
+        return part.rows, part.width, reads, self._prompt_cells(part), choice
 
     def _prompt_cells(self, part: PromptRows) -> int:
         return self.context if self.prompts.any_cells else self.cells(part.stop)
@@ -158,6 +171,7 @@ class GraphSteps(Steps):
         rows: int,
         cells: int,
         choice: TokenChoice,
+        timed: bool = True,
     ) -> dict[int, float]:
         """Capture passes of all lengths together, so that none is captured in the middle of a text. A draft is one
         graph replayed for each of its tokens."""
@@ -165,23 +179,23 @@ class GraphSteps(Steps):
         bucket = *drafting, most, self.rows(rows), self.cells(cells), self.cells(cells + most), choice
         if bucket not in self._ready:
             empty()  # no cells but those of the next token are written
-            step = self.rows(rows), self.cells(cells), choice
-            seconds = {0: self._known("decode", self._step, *step)}
+            known = partial(self._known, timed=timed)
+            seconds = {0: known("decode", self._step, self.rows(rows), self.cells(cells), choice)}
             for length in lengths:
                 many, reach = self.rows(rows), self.cells(cells + length)
-                seconds[length] = self._known("verify", verify, many, length, reach, choice)
-                ways = [self._known(name, run, many, 1, reach, choice) for name, run in drafting.items()]
+                seconds[length] = known("verify", verify, many, length, reach, choice)
+                ways = [known(name, run, many, 1, reach, choice) for name, run in drafting.items()]
                 seconds[length] += length * max(ways, default=0.0)
-            self._ready[bucket] = seconds
+            self._ready[bucket] = seconds if timed else {}
         return self._ready[bucket]
 
-    def _known(self, name: str, run: Callable[..., None], *shape: Any) -> float:
-        """Look up the device's seconds for a pass; capture and time the pass if it was not."""
+    def _known(self, name: str, run: Callable[..., None], *shape: Any, timed: bool = True) -> float:
+        """Look up the device's seconds for a pass; capture and, if wanted, time the pass if it was not."""
         key = self._key(name, *shape)
         self._prepare(name, run, *key[1:])
-        for _ in range(0 if key in self.graph_seconds else TIMED):
+        for _ in range(TIMED if timed and key not in self.graph_seconds else 0):
             self._restoring()(lambda: self._time(key, self.graphs[key]))
-        return self.graph_seconds[key]
+        return self.graph_seconds.get(key, 0.0)
 
     def _prepare(self, name: str, run: Callable[..., None], *shape: Any) -> None:
         """Capture a pass if it was not."""
@@ -287,5 +301,6 @@ class GraphSteps(Steps):
 
 
 def _kind(key: GraphKey) -> GraphKey:
-    """Name what passes have in common that wait for the host, or do not: the pass, and how tokens are chosen."""
-    return key[0], key[-1]
+    """Name what passes have in common that wait for the host, or do not: the pass, what of a prompt is read, and how
+    tokens are chosen."""
+    return key[0], *(part for part in key if isinstance(part, Enum))

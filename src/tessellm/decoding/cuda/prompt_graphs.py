@@ -23,7 +23,8 @@ MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep
 NARROWEST = 32
 
-PromptShape = tuple[int, int, int, TokenChoice]  # rows, width, cells, how the first new token is chosen
+PromptShape = tuple[int, int, PromptRead, int, TokenChoice]  # rows, width, what the rule reads, cells, and how the
+# first new token is chosen
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,9 @@ class PromptGraphs:
     def turn_off(self) -> None:
         self.on = False
 
-    def takes(self, part: PromptRows, choice: TokenChoice) -> bool:
+    def takes(self, part: PromptRows, reads: PromptRead) -> bool:
         """Whether a graph is worth its memory."""
-        read = min(part.width, self.most_read) if choice else 1
-        logits = self.work.row_numbers * read
+        logits = self.work.row_numbers * self._kept(part.width, reads)
         return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
 
     @property
@@ -85,11 +85,15 @@ class PromptGraphs:
         else:
             self._given[key] = given_BX
 
-    def feed(self, rows: int, width: int, cells: int, choice: TokenChoice) -> None:
+    def feed(self, rows: int, width: int, reads: PromptRead, cells: int, choice: TokenChoice) -> None:
         """Run the pass, as a function of buffers on the device."""
         slot_B, token_BT, position_BT = self._given[rows, width].split([1, width, width], 1)
-        reads, keep = (PromptRead.BEGIN, min(width, self.most_read)) if choice else (PromptRead.NOTHING, 1)
+        keep = self._kept(width, reads)
         prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, keep, reads=reads), choice)
+
+    def _kept(self, width: int, reads: PromptRead) -> int:
+        """Count the last positions of a pass whose logits are computed: as many as the rule may look back."""
+        return 1 if reads is PromptRead.NOTHING else min(width, self.most_read)
 
 
 def cut_into_buckets(

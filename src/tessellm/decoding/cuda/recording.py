@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,28 +18,43 @@ class GraphRecorder:
 
     def __init__(self) -> None:
         self.pool: Any = None
+        self._stream: Any = None  # of all captures and of the passes before them, whose memory is kept for the next
 
     def record(self, run: Pass, restored: Callable[[Pass], None], known: bool = False) -> Pass:
         """Return what replays a pass. `restored` calls a function and puts back what it changed. RuntimeError: the pass
         cannot be captured, as when the host waits for the device in it; `known`: in others of its kind it does not."""
-        stream = torch.cuda.Stream()
+        self._stream = stream = self._stream or torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            restored(run)  # compiles, and chooses what it needs
-            if not known:
-                with refusing_waits():
-                    restored(run)
-        torch.cuda.current_stream().wait_stream(stream)
-        return self._capture(run)
+        try:
+            with torch.cuda.stream(stream):
+                restored(run)  # compiles, and chooses what it needs
+                if not known:
+                    with refusing_waits():
+                        restored(run)
+                return self._captured(run)
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _captured(self, run: Pass) -> Pass:
+        try:
+            return self._capture(run)
+        except torch.OutOfMemoryError:  # what is kept for later passes is not given back while one is captured
+            torch.cuda.empty_cache()
+            return self._capture(run)
 
     def _capture(self, run: Pass) -> Pass:
+        """Capture on the current stream. Not by torch.cuda.graph, which waits for the device and gives back all memory
+        that is kept before each: most of what a capture takes where there are hundreds."""
         graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self.pool)
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=self.pool):
-                run()  # the outer context: a capture that fails leaves its own stream as the current one
-        except RuntimeError:
+            run()
+        except BaseException:
             self.pool = None  # it may count as in use for ever
+            with suppress(RuntimeError):  # that the capture is no longer valid
+                graph.capture_end()
             raise
+        graph.capture_end()
         self.pool = self.pool or graph.pool()
         return graph.replay
 

@@ -158,12 +158,12 @@ class Speculator:
             yield partial(self._ready, rows, max(1, cells - self.lengths[-1]), choice)
 
     def _ready(self, rows: int, cells: int, choice: TokenChoice) -> dict[int, float]:
-        """Prepare every way to draft, and verification; the device's seconds per length."""
-        lengths = self.lengths
+        """Prepare every way to draft, and verification; the device's seconds per length, unless costs are modelled."""
+        lengths, timed = self.lengths, True
         if isinstance(self.pace, ModelledPace):
-            lengths = tuple(length for length in lengths if self.pace.costs.takes(rows, length))
+            lengths, timed = tuple(length for length in lengths if self.pace.costs.takes(rows, length)), False
         ways = self.drafter.passes()
-        return self.steps.ready(ways, self._verify, self._clear_drafts, lengths, rows, cells, choice)
+        return self.steps.ready(ways, self._verify, self._clear_drafts, lengths, rows, cells, choice, timed)
 
     def _clear_drafts(self) -> None:
         self.drafts.clear()
