@@ -8,8 +8,10 @@
 matrix rate, on engines that prepare little (first_token.py). `cases`, each a process (latency_case.py): from its start
 to ready, with kernels still to be compiled and with kernels on disk; the next 8 tokens; steps at batches 1 to 32 and
 what was compiled or captured meanwhile; the time to the first token; gaps under Poisson arrivals at half and at 80 % of
-the throughput. Compiled kernels and what was found are kept in --cache for the next call. Written to
-results/gpu-latency.json as soon as each is there; what does not begin within --seconds is left out.
+the throughput. Compiled kernels and what was found are kept in --cache for the next call; `--fill` compiles those of
+all cases beforehand, side by side, over members of two layers, whose kernels are the same: no case is then run cold.
+Written to results/gpu-latency.json and results/gpu-latency-cases.json as soon as each is there; what does not begin
+within --seconds is left out.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from tessellm.bench.latency import LIMIT
 from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
 from tessellm.provenance import environment
 
-NAME = "gpu-latency"
+NAMES = {"first": "gpu-latency", "cases": "gpu-latency-cases"}  # of the results of each part
 FIRST = {"full": 8.0, "lora": 5.0}  # ms to the first token of a prompt of 128, at most
 LORA_STEP = 2.0  # ms per step of a base and three LoRA experts, at most
-PARTS = ("first", "cases")
+FEW_LAYERS = 2  # one of each kind: with a sliding window, and without
 CASES = [("lora", "belief"), ("full", "belief"), ("full", "product"), ("lora", "product"), ("full", "evidence"),
          ("lora", "evidence")]  # fmt: skip
 
@@ -97,10 +99,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", default="gemma-2-2b")
     parser.add_argument("--quick", action="store_true", help="few steps")
-    parser.add_argument("--parts", default=",".join(PARTS), help="first, cases, or both")
+    parser.add_argument("--parts", default=",".join(NAMES), help="first, cases, or both")
     parser.add_argument("--only", action="append", help="a case such as 'lora belief', or a kind for the first token")
     parser.add_argument("--steps", type=int, default=10_000, help="of each case")
     parser.add_argument("--cache", type=Path, help="a folder for compiled kernels and findings, kept for the next call")
+    parser.add_argument("--fill", action="store_true", help="compile the kernels of all cases first, side by side")
+    parser.add_argument("--layers", type=int, help="of members, fewer than the shapes have")
     parser.add_argument("--seconds", type=float, default=250, help="after which no other process begins")
     parser.add_argument("--process", help="one of them in this process (the script itself asks for that)")
     parser.add_argument("--began", type=float, default=time.time())
@@ -109,38 +113,65 @@ def arguments() -> argparse.Namespace:
 
 def planned(given: argparse.Namespace, cache: Path) -> Iterator[str]:
     """Name the processes in order, the most important first. A case whose kernels are on disk is not run cold."""
-    parts = given.parts.split(",")
     wanted = given.only or []
-    if "first" in parts:
+    if "first" in given.parts.split(","):
         yield from (f"first {kind}" for kind in EXPERTS if not wanted or any(kind in each for each in wanted))
-    for kind, rule in CASES if "cases" in parts else ():
-        if not wanted or f"{kind} {rule}" in wanted:
-            if not (cache / f"{kind}-{rule}.filled").exists():
-                yield f"{kind} {rule} cold"
-            yield f"{kind} {rule} warm"
+    for case in wanted_cases(given):
+        if not filled(case, cache).exists():
+            yield f"{case} cold"
+        yield f"{case} warm"
+
+
+def wanted_cases(given: argparse.Namespace) -> list[str]:
+    names = [f"{kind} {rule}" for kind, rule in CASES if "cases" in given.parts.split(",")]
+    return [name for name in names if not given.only or name in given.only]
+
+
+def filled(name: str, cache: Path) -> Path:
+    """The file that says that a case's kernels are on disk."""
+    return cache / f"{'-'.join(name.split()[:2])}.filled"
+
+
+def fill(given: argparse.Namespace, cache: Path) -> None:
+    """Compile the kernels of all cases, each in a process of its own, over members of few layers."""
+    few = argparse.Namespace(**{**vars(given), "layers": FEW_LAYERS})
+    names = [name for name in wanted_cases(given) if not filled(name, cache).exists()]
+    running = [start_process(f"{name} cold", few, cache) for name in names]
+    for name, process in zip(names, running, strict=True):
+        _, errors = process.communicate()
+        print(f"filled for {name}" if not process.returncode else f"not filled for {name}: {errors[-500:]}", flush=True)
+        if not process.returncode:
+            filled(name, cache).touch()
+
+
+def start_process(name: str, given: argparse.Namespace, cache: Path) -> subprocess.Popen[str]:
+    folders = {variable: str(cache / variable) for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    command = [sys.executable, __file__, "--device", given.device, "--shapes", given.shapes, "--process", name]
+    command += ["--began", str(time.time()), "--steps", str(given.steps), *(["--quick"] if given.quick else [])]
+    command += ["--layers", str(given.layers)] if given.layers else []
+    pipe, environ = subprocess.PIPE, {**os.environ, **folders}
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environ)
 
 
 def run_process(name: str, given: argparse.Namespace, cache: Path) -> dict[str, Any]:
     """Run one of them; its last line is what it found so far, even where it did not come to its end."""
-    folders = {variable: str(cache / variable) for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    command = [sys.executable, __file__, "--device", given.device, "--shapes", given.shapes, "--process", name]
-    command += ["--began", str(time.time()), "--steps", str(given.steps), *(["--quick"] if given.quick else [])]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **folders})
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode and not lines:
-        raise RuntimeError(ran.stderr.strip()[-2000:])
+    process = start_process(name, given, cache)
+    output, errors = process.communicate()
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if process.returncode and not lines:
+        raise RuntimeError(errors.strip()[-2000:])
     found: dict[str, Any] = json.loads(lines[-1])
-    if slower := [line for line in ran.stderr.splitlines() if "which is slower" in line]:
+    if slower := [line for line in errors.splitlines() if "which is slower" in line]:
         found["not as planned"] = slower
         print(f"{name}: {slower}", flush=True)
-    if ran.returncode:
-        found["error"] = ran.stderr.strip()[-2000:]
+    if process.returncode:
+        found["error"] = errors.strip()[-2000:]
     elif name.endswith(("cold", "warm")):
-        (cache / f"{'-'.join(name.split()[:2])}.filled").touch()
+        filled(name, cache).touch()
     return found
 
 
-def process(name: str, given: argparse.Namespace) -> None:
+def run_here(name: str, given: argparse.Namespace) -> None:
     """Do what one process does."""
     disable_progress_bar()
     kind, *rest = name.split()
@@ -156,10 +187,14 @@ def process(name: str, given: argparse.Namespace) -> None:
         print(json.dumps(run.all()))
 
 
+def part_of(name: str) -> str:
+    return "first" if name.startswith("first ") else "cases"
+
+
 def main() -> None:
     given = arguments()
     if given.process:
-        process(given.process, given)
+        run_here(given.process, given)
         return
     start, failed = time.perf_counter(), {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -168,6 +203,8 @@ def main() -> None:
         kept, commit = cache / "found.json", environment()["commit"]
         before = json.loads(kept.read_text()) if kept.exists() else {}
         found: dict[str, Any] = before["found"] if before.get("commit") == commit else {}
+        if given.fill:
+            fill(given, cache)
         for name in planned(given, cache):
             if time.perf_counter() - start > given.seconds:
                 print(f"{name}: no time is left")
@@ -178,9 +215,10 @@ def main() -> None:
             except RuntimeError as error:
                 failed[name] = str(error)
                 print(f"{name} failed: {error}")
-            seconds = round(time.perf_counter() - start, 1)
+            seconds, part = round(time.perf_counter() - start, 1), part_of(name)
+            own = {other: value for other, value in found.items() if part_of(other) == part}
             size = "cpu" if given.device == "cpu" else "full"
-            result = Result(NAME, claims(found), 0, size, seconds, tables={"cases": found, "failed": failed})
+            result = Result(NAMES[part], claims(own), 0, size, seconds, tables={"cases": own, "failed": failed})
             result.write(RESULTS)
             print(f"{seconds:.0f} s, {name}: {json.dumps(found.get(name))}", flush=True)
     for claim in claims(found):

@@ -48,7 +48,7 @@ class Run:
         self.slots, self.context = (4, 256) if given.quick else (32, 4096)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         kind = EXPERTS[case.kind], case.kind, case.rule, given.device, dtype
-        self.model = random_composition(given.shapes, *kind)
+        self.model = random_composition(given.shapes, *kind, layers=given.layers)
         loaded = time.time() - given.began
         self.engine = Engine(self.model, self.slots, self.context)
         self.prepared = prepare(self.engine)
