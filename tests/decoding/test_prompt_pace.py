@@ -11,12 +11,14 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.prompt_pace import LEAST, MOST, RECENT, WITHIN, PromptPace
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.speculation.who import NOBODY
 from tessellm.serve.voices import Speakers
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, unexcused
 from host_graphs import FixedPromptPace
+from speculation_cases import agreeing
 
 LONG, NEW = Sampling(60, ignore_end=True), Sampling(6, ignore_end=True)
 
@@ -138,3 +140,32 @@ def test_pieces_take_as_long_as_they_may() -> None:
     for _ in range(9):
         step(0.1, pace.tokens)
     assert pace.tokens <= 2 * LEAST
+
+
+def draft_lengths(before: int) -> list[int]:
+    """Lengths of drafts in a server, whose passes take what the model of their cost says, after so many plain steps."""
+    engine = Engine(agreeing(rule="belief"), slots=1, speculation=Speculation("belief"))
+    engine.schedule.keep_pace()
+    pace, speculator = engine.schedule.pace, engine.speculator
+    assert pace is not None
+    assert speculator is not None
+    now, ran, run = [0.0], [], speculator._run
+    pace.clock = speculator.pace.clock = lambda: now[0]
+
+    def timed(in_slot: Any, length: int, *given: Any) -> Any:
+        now[0] += speculator.pace._cost(1, length) or 0.0
+        ran.append(length)
+        return run(in_slot, length, *given)
+
+    speculator._run = timed  # type: ignore[method-assign]
+    for _ in range(before):
+        pace.begin()
+        now[0] += speculator.pace._cost(1, 0) or 0.0
+        pace.end(decoding=True)
+    engine.generate(prompts(1, 20), Sampling(60, ignore_end=True))
+    return ran
+
+
+def test_members_rest_no_longer_than_users_are_used_to() -> None:
+    """Among steps of one token a pass with a long draft would be felt; where all passes are long, it is not."""
+    assert 0 < max(draft_lengths(before=RECENT)) < max(draft_lengths(before=0))

@@ -196,7 +196,7 @@ class Engine:
         try:
             special = sort_rows(running, slots, self.voice) if any(r.voice or r.observer for r in running) else None
             if speculator:
-                result = speculator.decode(running, slots, special)
+                result = speculator.decode(running, slots, special, self.schedule.longest_step)
                 return Arrival(running, slots, none, [len(tokens) for tokens in result.tokens], lambda: result, special)
             choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
             self.steps.decode(slots[-1] + 1, cells, choice, special)

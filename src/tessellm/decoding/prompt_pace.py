@@ -1,9 +1,10 @@
 """PromptPace: how many tokens of prompts a pass feeds while others are being written to, so that their next tokens come
-not much later than without, nor than they are used to. Learnt from how long steps take; knows numbers and a clock
-alone."""
+not much later than without, nor than they are used to; and how long passes with drafts may be. Learnt from how long
+steps take; knows numbers and a clock alone."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -35,6 +36,11 @@ class PromptPace:
     def feed(self, tokens: int) -> None:
         """Note that the step feeds so many tokens of prompts, padding included."""
         self._fed = tokens
+
+    @property
+    def longest(self) -> float:
+        """The seconds that a step may take without being felt among the last ones."""
+        return WITHIN * statistics.median(self._recent) if self._recent else math.inf
 
     def end(self, decoding: bool) -> None:
         """Learn from the step that ends; `decoding`: others were written to in it."""

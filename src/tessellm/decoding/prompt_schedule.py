@@ -7,6 +7,7 @@ out, fewer are fed at once, then in shorter chunks. Knows token ids and slots; p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,11 @@ class PromptSchedule:
     def keep_pace(self) -> None:
         """Feed prompts in chunks that take little longer than a step, while others are being written to."""
         self.pace = PromptPace(self.on_gpu)
+
+    @property
+    def longest_step(self) -> float:
+        """The seconds that a step may take."""
+        return math.inf if self.pace is None else self.pace.longest
 
     def next(
         self, in_slot: Sequence[Request | None], queued: bool, copy: Callable[[int, int, int], None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
 from tessellm.decoding.buffers import row_bucket
-from tessellm.decoding.speculation.pace import AcceptanceRates, Pace, TextDrafts, expected
+from tessellm.decoding.speculation.costs import GPU, Costs
+from tessellm.decoding.speculation.pace import AcceptanceRates, ModelledPace, Pace, TextDrafts, expected
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -93,3 +95,16 @@ def test_steps_that_need_not_wait_hide_the_host() -> None:
     pace.note(1, 2, 2.1)  # the host takes as long as a step
     assert pace.choose(1, [(0.5, 100)]) == 0  # 1.75 tokens in 2.1, against 1 in 1
     assert pace.choose(1, [(0.9, 100)]) == 2  # 2.71
+
+
+def test_in_a_server_no_pass_takes_longer_than_users_are_used_to() -> None:
+    """Three members of 1.5 ms, a draft's token 1.9: passes of 4.5 ms without drafts, of 63 with the longest ones."""
+    pace = ModelledPace(GPU.lengths, costs=Costs(GPU, 3))
+    assert pace.longest_within(1, 0.001) == 31  # nothing is known of how long the model's unit takes
+    for length in (0, 3, 7):
+        pace.note(1, length, 0.0015 * pace.in_steps(1, length) * pace.costs.step(1))
+    found = {seconds: pace.longest_within(1, seconds) for seconds in (0.005, 0.011, 0.02, 0.035, 0.07, math.inf)}
+    assert list(found.values()) == [0, 3, 7, 15, 31, 31]
+    assert pace.longest_within(32, 0.02) < pace.longest_within(1, 0.02)
+    pace.note(1, 0, 9.0)  # a hiccup
+    assert pace.longest_within(1, 0.035) >= 3

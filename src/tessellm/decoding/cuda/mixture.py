@@ -2,7 +2,7 @@
 the belief, which is not.
 
 It says what the rule says, whatever comes: one token of many texts, prompts, drafts. The belief is compiled for one
-token and for blocks of READ_ROWS, per number of texts; what is shorter is filled up with padding.
+token and for blocks of READ_ROWS, per bucket of texts; what is shorter is filled up with padding.
 
 Shapes: M members, K experts, L = M+1 laws, B texts, T tokens per text, V vocabulary.
 """
@@ -30,6 +30,9 @@ MOST_MEMBERS = 16  # whose rows one program holds
 PIECES = ((8, 128), (64, 32))  # below so many rows, pieces of each, which keep a device busy
 FEW_PIECES = 8
 BLOCK = 2048  # logits of one member that a program reads at once
+FEW_TEXTS = (
+    16  # texts, if not one, for which the belief over blocks is compiled at least: padding costs it next to nothing
+)
 MEMBER_BLOCK, MANY = 512, 8  # the same of all members, and members from which on it is half as much
 TINY = torch.finfo(torch.float32).tiny
 
@@ -215,7 +218,7 @@ class Mixture:
             self.known[device] = self.rule.known_on(device)
         given = [sums.own_BTM, sums.base_BTM, sums.said_BTL, token_BT, mask_BT]
         if tokens > 1:
-            more = row_bucket(texts, few=True) - texts
+            more = (1 if texts == 1 else max(FEW_TEXTS, row_bucket(texts))) - texts
             given = [_filled(each, READ_ROWS - tokens, more) for each in given]
             before = [_filled(each, None, more) for each in before]
         run = self.compiled(weigh, self.rule, device, *given[3].shape, given[0].shape[-1])

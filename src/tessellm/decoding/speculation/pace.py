@@ -164,11 +164,13 @@ class Pace:
 
 @dataclass
 class ModelledPace(Pace):
-    """Choose by a model of what passes cost (costs.py), and measure nothing: so that what is written depends on what
-    was said alone, also where a tie within rounding falls another way in a longer pass."""
+    """Choose by a model of what passes cost (costs.py), not by what they took: so that what is written depends on what
+    was said alone, also where a tie within rounding falls another way in a longer pass. Only where a pass may not take
+    longer than some seconds, as in a server, it counts what the model's unit takes."""
 
     costs: Costs = ONE_MEMBER
     writers: int = 1  # members that draft, for some rows each
+    _unit: float | None = None  # seconds of a pass of one full member over one token
     _priced: dict[tuple[int, int, int], float] = field(default_factory=dict)  # by rows, length and writers
 
     def set_device_time(self, rows: int, length: int, seconds: float) -> None:
@@ -176,6 +178,14 @@ class ModelledPace(Pace):
 
     def note(self, rows: int, length: int, seconds: float) -> None:
         self.steps += 1
+        unit = seconds / self._cost(rows, length)
+        self._unit = unit if self._unit is None else self._unit + NEWEST * (min(unit, HICCUP * self._unit) - self._unit)
+
+    def longest_within(self, rows: int, seconds: float) -> int:
+        """Find the longest draft whose pass takes no more than so many seconds; 0: none."""
+        if self._unit is None or seconds == math.inf:
+            return self.lengths[-1]
+        return max((each for each in self.lengths if self._unit * self._cost(rows, each) <= seconds), default=0)
 
     def _cost(self, rows: int, length: int) -> float:
         key = rows, length, self.writers

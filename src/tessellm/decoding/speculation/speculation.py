@@ -5,6 +5,7 @@ Exact at every batch size, greedy and sampled: see verification.py. Rows of a ba
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -46,9 +47,10 @@ class Speculator:
         self.drafter = make_drafter(wanted, model, work, self.drafts)
         self._verify = partial(verify, work, self.drafts)
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
-        self.pace = Pace(self.lengths, time.thread_time if on_cpu else time.perf_counter)
+        clock = time.thread_time if on_cpu else time.perf_counter
+        self.pace = Pace(self.lengths, clock)
         if self.by_belief:
-            self.pace = ModelledPace(self.lengths, costs=costs_of(model))
+            self.pace = ModelledPace(self.lengths, clock, costs=costs_of(model))
         self.rates = AcceptanceRates(BELIEVED_RATES if self.by_belief else ())
         self._texts: dict[int, TextDrafts] = {}  # by number of the requests of the last pass
         self.passes = self.drafted = self.accepted = 0
@@ -64,10 +66,14 @@ class Speculator:
         return not self.by_belief or all(request.asked for request in requests)
 
     def decode(
-        self, running: Sequence[Request], slots: Sequence[int], special: SpecialRows | None = None
+        self,
+        running: Sequence[Request],
+        slots: Sequence[int],
+        special: SpecialRows | None = None,
+        seconds: float = math.inf,
     ) -> StepResult:
         """Run one pass: at least one token per request, and as many more as its draft had right. `special`: rows that
-        are observed."""
+        are observed; `seconds` that the pass may take, where its cost is modelled."""
         choice, cells = max(r.sampling.choice for r in running), max(r.cells for r in running)
         rows = self.steps.rows(slots[-1] + 1)
         for length, seconds in self._ready(rows, cells, choice).items():
@@ -78,7 +84,7 @@ class Speculator:
         if isinstance(self.pace, ModelledPace) and isinstance(self.drafter, BelievedDrafter):
             self.pace.writers = len(set(self.drafter.writer.values()))
         self._texts = {request.number: self._texts.get(request.number) or TextDrafts() for request in running}
-        length = self.pace.choose(rows, self._prospects(running, kinds, rows))
+        length = self.pace.choose(rows, self._prospects(running, kinds, rows, seconds))
         result = self._run(in_slot, length, cells, choice, special)
         preparing = self.steps.prepared_seconds - prepared  # compiling and capturing, once: no cost of the length
         self.pace.note(rows, length, self.pace.clock() - started - preparing)
@@ -169,14 +175,18 @@ class Speculator:
         self.drafts.clear()
         self.drafter.forget()
 
-    def _prospects(self, running: Sequence[Request], kinds: Sequence[int | None], rows: int) -> list[tuple[float, int]]:
+    def _prospects(
+        self, running: Sequence[Request], kinds: Sequence[int | None], rows: int, seconds: float
+    ) -> list[tuple[float, int]]:
         """Return for each request the acceptance rate to expect, and how many tokens to hope for; 0 without a draft. A
         member that was not yet seen to be right about a text is hoped to be for a short draft, and none is longer than
-        the text can lose, where lengths have a known cost in steps."""
-        prices = self.pace.prices(rows) if isinstance(self.pace, ModelledPace) else None
+        the text can lose, or takes longer than it may, where lengths have a known cost in steps."""
+        prices, most = None, self.lengths[-1]
+        if isinstance(self.pace, ModelledPace):
+            prices, most = self.pace.prices(rows), self.pace.longest_within(rows, seconds)
         prospects = []
         for request, text, kind in zip(running, self._texts.values(), kinds, strict=True):
-            rate, room = (0.0, 0) if kind is None else (self.rates.rate(text, kind), request.room)
+            rate, room = (0.0, 0) if kind is None else (self.rates.rate(text, kind), min(request.room, most))
             if self.by_belief and not text.seen_right:
                 room = min(room, self.lengths[0])
             if prices is not None:

@@ -10,6 +10,7 @@ Triton's interpreter) nothing of it is compiled.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,8 +22,13 @@ ALLOWED = True  # benchmarks/fused_pass.py measures what it brings
 
 def overlapping(device: torch.device, early: bool = True) -> dict[str, Any]:
     """Make a launch's settings: whether it lets the next one begin, and whether it begins early itself."""
-    able = ALLOWED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    able = ALLOWED and device.type == "cuda" and _is_able(device)
     return {"OVERLAP": able, **({"launch_pdl": True} if able and early else {})}
+
+
+@lru_cache
+def _is_able(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
