@@ -113,6 +113,7 @@ def test_products_with_deltas_in_large_blocks(large: bool, monkeypatch: pytest.M
     assert (layout.settings["BLOCK_R"] == layers.LARGE) == large
     wanted = torch.stack([each.act_fn(each.gate_proj(x)) * each.up_proj(x) for each, x in zip(own, x_MBK, strict=True)])
     torch.testing.assert_close(found, wanted, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(multiply(mlp, x_MBK), wanted, atol=0.02, rtol=0.02)
     wanted = torch.stack([each.down_proj(x) for each, x in zip(own, found, strict=True)])
     torch.testing.assert_close(down(found, made).float().sum(0), wanted.float(), atol=0.02, rtol=0.02)
     torch.testing.assert_close(multiply(down, found), wanted, atol=0.02, rtol=0.02)

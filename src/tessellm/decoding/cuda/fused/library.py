@@ -1,10 +1,8 @@
 """The products of a FusedLinear by the library, for so many rows that it is the faster: layer after layer, and the
-deltas on top of them, by one launch for all layers and members. Nothing is copied: every product goes where it
-belongs."""
+deltas on top of them, by one launch for all layers and members, which is that of the activation where there is one.
+Nothing is copied: every product goes where it belongs."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -15,13 +13,25 @@ from .layers import FusedLinear
 from .low import Deltas
 from .low_kernels import add_deltas_kernel
 from .overlap import overlapping
+from .prompt_kernels import gate_kernel
 
 ADDED_ROWS = 64  # rows per program that adds deltas
 ADDED_OUTPUTS = (128, 64, 32, 16)  # outputs per program: the first that the layers are multiples of
+GATED, GATED_WITH_DELTAS = (1, 1024), (32, 128)  # rows and outputs of gate and up per program
 
 
 def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
-    """Multiply: [M, B, in] to [M, B, all outputs side by side]; gate and up come as they are, without activation."""
+    """Multiply: [M, B, in] to [M, B, all outputs side by side], or, of gate and up, act(gate) · up."""
+    y_MBO = _multiply(linear, x_MBK)
+    if linear.weights.glu:
+        return _gated(linear, x_MBK, y_MBO)
+    if linear.deltas is not None:
+        _add_deltas(linear.deltas, x_MBK, y_MBO, linear.weights.unit)
+    return y_MBO
+
+
+def _multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
+    """Multiply without deltas and activation."""
     members, rows, width = x_MBK.shape
     weights, biases = linear.parts, linear.biases
     sizes = [len(weight) for weight in weights[0]]
@@ -33,9 +43,23 @@ def multiply(linear: FusedLinear, x_MBK: Tensor) -> Tensor:
                 torch.mm(x_RK, weight.T, out=out)
             else:
                 torch.addmm(bias, x_RK, weight.T, out=out)
-    if linear.deltas is not None:
-        _add_deltas(linear.deltas, x_MBK, y_MBO, math.gcd(*sizes))
     return y_MBO
+
+
+def _gated(linear: FusedLinear, x_MBK: Tensor, both_MBO: Tensor) -> Tensor:
+    """Compute act(gate) · up of both side by side, each with its deltas."""
+    members, rows, _ = x_MBK.shape
+    width, deltas = linear.weights.out, linear.deltas
+    y_MBN = torch.empty(members, rows, width, dtype=both_MBO.dtype, device=both_MBO.device)
+    low, up, low_width, rank, (block_r, block_n) = both_MBO, both_MBO, 0, 0, GATED
+    if deltas is not None:
+        low, up, low_width, rank = _low(deltas, x_MBK), deltas.up_OC, deltas.width, deltas.rank
+        block_r, block_n = GATED_WITH_DELTAS
+    gate_kernel[(triton.cdiv(rows, block_r), triton.cdiv(width, block_n), members)](
+        both_MBO, y_MBN, low, up, rows, low_width, WIDTH=width, MEMBERS=members, RANK=rank, BLOCK_R=block_r,
+        BLOCK_N=block_n, GLU=linear.weights.glu, **overlapping(x_MBK.device),
+    )  # fmt: skip
+    return y_MBN
 
 
 def wide_logits(head: FusedLinear, x_MBK: Tensor) -> Tensor:
@@ -56,9 +80,14 @@ def wide_logits(head: FusedLinear, x_MBK: Tensor) -> Tensor:
 def _add_deltas(deltas: Deltas, x_MBK: Tensor, y_MBO: Tensor, unit: int) -> None:
     """Add up · (down · x) of every layer. `unit`: the layers' sizes are multiples of it."""
     members, rows, out = y_MBO.shape
-    low_MBL = torch.bmm(x_MBK, deltas.down_MLK.transpose(1, 2))
+    low_MBL = _low(deltas, x_MBK)
     block_n = next(size for size in ADDED_OUTPUTS if unit % size == 0)
     add_deltas_kernel[(triton.cdiv(rows, ADDED_ROWS), out // block_n, members)](
         y_MBO, low_MBL, deltas.up_OC, deltas.parts, rows, deltas.width, out, MEMBERS=members, RANK=deltas.rank,
         TABLE_N=BLOCK_N, BLOCK_R=ADDED_ROWS, BLOCK_N=block_n, **overlapping(x_MBK.device),
     )  # fmt: skip
+
+
+def _low(deltas: Deltas, x_MBK: Tensor) -> Tensor:
+    """Compute down · x of every layer, by each row's own member: [M, B, layers · rank]."""
+    return torch.bmm(x_MBK, deltas.down_MLK.transpose(1, 2))

@@ -115,14 +115,30 @@ def prompt_attention_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gate_kernel(  # type: ignore[no-untyped-def]
-    both_RN, y_RN, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, GLU: tl.constexpr, OVERLAP: tl.constexpr
+    both_RN, y_RN, low_RL, up_OC, rows, low_width,
+    WIDTH: tl.constexpr, MEMBERS: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    GLU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y = act(gate) · up, of gate and up side by side. Grid: rows, blocks of outputs."""
+    """y = act(gate) · up, of gate and up side by side; with deltas (RANK > 0) both and what their own member adds.
+    Grid: blocks of a member's rows, blocks of outputs, members."""
+    member = tl.program_id(2)
+    r_R = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    n_N, l_L = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, max(RANK, 1))
+    row_R, real_N = (member * rows + r_R).to(tl.int64), n_N < WIDTH
+    there = (r_R < rows)[:, None] & real_N[None, :]
+    if RANK > 0:
+        own = up_OC + n_N[:, None] * (MEMBERS * RANK) + member * RANK + l_L[None, :]
+        gate_NL = tl.load(own, mask=real_N[:, None], other=0.0)
+        up_NL = tl.load(own + WIDTH * MEMBERS * RANK, mask=real_N[:, None], other=0.0)
     wait_for_inputs(OVERLAP)
     let_next_begin(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    gate = tl.load(both_RN + row * (2 * WIDTH) + n_N, mask=n_N < WIDTH, other=0.0).to(tl.float32)
-    up = tl.load(both_RN + row * (2 * WIDTH) + WIDTH + n_N, mask=n_N < WIDTH, other=0.0).to(tl.float32)
+    both = both_RN + row_R[:, None] * (2 * WIDTH) + n_N[None, :]
+    gate = tl.load(both, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(both + WIDTH, mask=there, other=0.0).to(tl.float32)
+    if RANK > 0:
+        low = low_RL + row_R[:, None] * low_width + l_L[None, :]
+        real_R = (r_R < rows)[:, None]
+        gate += tl.dot(tl.load(low, mask=real_R, other=0.0), tl.trans(gate_NL), input_precision="ieee")
+        up += tl.dot(tl.load(low + RANK, mask=real_R, other=0.0), tl.trans(up_NL), input_precision="ieee")
     y = _activate(gate, GLU) * up
-    tl.store(y_RN + row * WIDTH + n_N, y.to(y_RN.dtype.element_ty), mask=n_N < WIDTH)
+    tl.store(y_RN + row_R[:, None] * WIDTH + n_N[None, :], y.to(y_RN.dtype.element_ty), mask=there)

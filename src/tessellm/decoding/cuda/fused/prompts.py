@@ -17,15 +17,15 @@ from .layers import MULTIPROCESSORS, TYPES, FusedLinear
 from .library import multiply, wide_logits
 from .low import Low
 from .overlap import overlapping
-from .prompt_kernels import gate_kernel, place_kernel, prompt_attention_kernel
+from .prompt_kernels import place_kernel, prompt_attention_kernel
 
 if TYPE_CHECKING:
     from .decoder import FusedDecoder
 
 OWN_ROWS = 256  # rows per weight up to which products are ours, in half precision
+OWN_ROWS_OF_THREE = 512  # the same of queries, keys and values, which are three products of the library
 OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
 OWN_LOGIT_ROWS = 512  # rows per weight up to which the output layer is ours; more would be too many for its addresses
-GATED = 1024  # outputs of gate and up per program
 FEW_CELLS = 32  # cells that a small block of queries reads at once
 
 
@@ -68,7 +68,9 @@ class PromptPass:
     def _is_own(self, linear: FusedLinear, rows: int) -> bool:
         """Whether a product of so many rows per member is one launch of ours."""
         rows *= self.decoder.members if linear.shared else 1
-        return rows <= (OWN_ROWS if self.decoder.dtype.itemsize == 2 else OWN_WIDE_ROWS)
+        if self.decoder.dtype.itemsize > 2:
+            return rows <= OWN_WIDE_ROWS
+        return rows <= (OWN_ROWS_OF_THREE if linear.shared and len(linear.parts[0]) == 3 else OWN_ROWS)
 
     def _product(self, linear: FusedLinear, x_MBK: Tensor, low: Low | None = None) -> Tensor:
         """Multiply; y in pieces."""
@@ -79,12 +81,7 @@ class PromptPass:
         if self._is_own(mlp, rows):
             made = mlp.low_for(down, members, rows)
             return self._product(down, mlp(h, None, made)[0], made)
-        both, width = multiply(mlp, h), mlp.weights.out
-        y = torch.empty(members, rows, width, dtype=h.dtype, device=h.device)
-        gate_kernel[(members * rows, -(-width // GATED))](
-            both, y, WIDTH=width, BLOCK_N=GATED, GLU=mlp.weights.glu, **overlapping(h.device)
-        )
-        return self._product(down, y)
+        return self._product(down, multiply(mlp, h))
 
     def _add(self, x: Tensor, y: Tensor, post: Tensor | None, gains: Tensor, h: Tensor) -> None:
         """Compute x += y, and h = norm(x) for what reads it next."""
