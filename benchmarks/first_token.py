@@ -26,6 +26,7 @@ from tessellm.model.variants import with_rule
 RULES = ("belief", "product")
 PROMPT, LONG = 128, 2048
 MANY = 1 << 30
+OWN = ("OWN_ROWS", "OWN_ROWS_OF_THREE", "OWN_GATED_ROWS", "OWN_GATED_ROWS_WITH_DELTAS")
 
 
 class FirstToken:
@@ -77,7 +78,7 @@ class FirstToken:
     @torch.inference_mode()
     def parts(self) -> dict[str, Any]:
         """Milliseconds of the device for a prompt's pass without the rule, and with choices changed."""
-        from tessellm.decoding.cuda.fused import prompts
+        from tessellm.decoding.cuda.fused import products, prompts
         from tessellm.decoding.cuda.fused.library import wide_logits
 
         (group,) = self.engine("product", 512, fused=True).steps.work.groups
@@ -96,8 +97,8 @@ class FirstToken:
         found["output layer, ours"] = timed(lambda: fused.head(hidden))
         found["output layer, library"] = timed(lambda: wide_logits(fused.head, hidden))
         choices: dict[str, dict[tuple[Any, str], Any]] = {
-            "products of the library": {(prompts, "OWN_ROWS"): 0},
-            "products of ours": {(prompts, "OWN_ROWS"): MANY},
+            "products of the library": dict.fromkeys([(products, name) for name in OWN], 0),
+            "products of ours": dict.fromkeys([(products, name) for name in OWN], MANY),
             "attention in blocks of 64 cells": {(prompts, "FEW_CELLS"): 64},
         }
         for name, choice in choices.items():

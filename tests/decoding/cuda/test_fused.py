@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 import tessellm
 from tessellm.decoding.buffers import TokenBatch
-from tessellm.decoding.cuda.fused import decoder, layers, low
+from tessellm.decoding.cuda.fused import decoder, layers, low, products
 from tessellm.decoding.cuda.fused.decoder import FusedDecoder, fuse
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.members import groups
@@ -29,6 +29,12 @@ from tessellm.members.adapters import share
 from decoding_cases import stacking
 from fused_cases import SIZES, by_modules, composition, feed, grouped
 from speculation_cases import drafting
+
+
+@pytest.fixture(autouse=True)
+def own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of ours, however many rows there are."""
+    monkeypatch.setattr(products, "OWN_WIDE_ROWS", 4096)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +179,13 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("own_rows", [16, 4096])
 @torch.no_grad()
-def test_a_step_of_many_texts_equals_the_modules(tmp_path: Path) -> None:
-    """More rows than one block has, by a base and two adapters."""
+def test_a_step_of_many_texts_equals_the_modules(
+    own_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than one block has, by a base and two adapters; products of the library, and of ours."""
+    monkeypatch.setattr(products, "OWN_WIDE_ROWS", own_rows)
     composed = composition("adapters", tmp_path)
     group, fused = grouped(composed, 24, 20)
     assert fused.takes(24, 1)

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
 from tessellm.decoding.buffers import TokenBatch
-from tessellm.decoding.cuda.fused import layers, prompts
+from tessellm.decoding.cuda.fused import layers, products, prompts
 from tessellm.decoding.cuda.fused.decoder import fuse
 from tessellm.decoding.cuda.fused.library import multiply
 from tessellm.decoding.engine import Engine
@@ -53,7 +53,7 @@ def test_prompts_equal_the_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Products by our kernels and by the library; no length is a multiple of a block."""
-    monkeypatch.setattr(prompts, "OWN_WIDE_ROWS", own_rows)
+    monkeypatch.setattr(products, "OWN_WIDE_ROWS", own_rows)
     monkeypatch.setattr(prompts, "OWN_LOGIT_ROWS", own_rows)
     monkeypatch.setattr(layers, "SHORTEST_SUM", 32)
     group, fused = grouped(composition(kind, tmp_path, layers=2 if kind == "gemma2" else 1), 4, 60)

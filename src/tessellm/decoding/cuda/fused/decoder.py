@@ -20,6 +20,7 @@ from .kernels import embed_kernel, residual_kernel
 from .layers import MULTIPROCESSORS, TYPES, FusedLinear
 from .low import Low
 from .overlap import overlapping
+from .products import mlp_product, product
 from .prompts import PromptPass
 
 CELLS_PER_SPLIT = 128
@@ -118,10 +119,9 @@ class FusedDecoder:
         low: Low | None = None
         for index, layer in enumerate(self.layers):
             qkv, o, mlp, down = (layer[name] for name in ("qkv", "o", "mlp", "down"))
-            found, low = self._attend(index, qkv(h, low), position_BT, cells, o)
-            low = add(o(found, low), layer.get("after attention"), layer["between"], mlp)
-            made = mlp.low_for(down, members, count)
-            y = down(mlp(h, low, made)[0], made)
+            found, low = self._attend(index, product(qkv, h, low), position_BT, cells, o)
+            low = add(product(o, found, low), layer.get("after attention"), layer["between"], mlp)
+            y = mlp_product(mlp, down, h, low)
             last = index + 1 == a.layers
             gains, reader = (self.norm, self.head) if last else (self.layers[index + 1][n] for n in ("before", "qkv"))
             low = add(y, layer.get("after mlp"), gains, reader)

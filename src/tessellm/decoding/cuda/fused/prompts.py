@@ -1,7 +1,7 @@
 """PromptPass: read prompts, or pieces of them, with the fused decoder's weights and caches, in few launches.
 
-Norms, rotations, attention and activations are kernels of ours, however many tokens there are. Products are ours where
-one launch for all members beats the library's one by one, which ends where rows are many.
+Norms, rotations, attention and activations are kernels of ours, however many tokens there are; products are ours or the
+library's (products.py).
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import triton
 from torch import Tensor
 
 from .kernels import embed_kernel, residual_kernel
-from .layers import MULTIPROCESSORS, TYPES, FusedLinear
-from .library import multiply, wide_logits
-from .low import Low
+from .layers import MULTIPROCESSORS, TYPES
+from .library import wide_logits
 from .overlap import overlapping
+from .products import mlp_product, product
 from .prompt_kernels import place_kernel, prompt_attention_kernel
 
 if TYPE_CHECKING:
     from .decoder import FusedDecoder
 
-OWN_ROWS = 256  # rows per weight up to which products are ours, in half precision
-OWN_ROWS_OF_THREE = 512  # the same of queries, keys and values, which are three products of the library
-OWN_WIDE_ROWS = 16  # the same in float32, where our products have small blocks
 OWN_LOGIT_ROWS = 512  # rows per weight up to which the output layer is ours; more would be too many for its addresses
 FEW_CELLS = 32  # cells that a small block of queries reads at once
 
@@ -47,15 +44,15 @@ class PromptPass:
         )  # fmt: skip
         for index, layer in enumerate(fused.layers):
             last = index + 1 == a.layers
-            found = self._attend(index, self._product(layer["qkv"], h), position_BT, slot_B)
+            found = self._attend(index, product(layer["qkv"], h), position_BT, slot_B)
             if last and keep < tokens:  # from here on a token is by itself
                 x, found = (
                     each.unflatten(1, (rows, tokens))[:, :, -keep:].flatten(1, 2).contiguous() for each in (x, found)
                 )
                 h = torch.empty_like(x)
-            self._add(x, self._product(layer["o"], found), layer.get("after attention"), layer["between"], h)
+            self._add(x, product(layer["o"], found), layer.get("after attention"), layer["between"], h)
             gains = fused.norm if last else fused.layers[index + 1]["before"]
-            self._add(x, self._mlp(layer["mlp"], layer["down"], h), layer.get("after mlp"), gains, h)
+            self._add(x, mlp_product(layer["mlp"], layer["down"], h), layer.get("after mlp"), gains, h)
         plain = fused.head.deltas is None and fused.head.biases[0][0] is None
         by_library = plain and h.shape[1] * (members if fused.shared else 1) > OWN_LOGIT_ROWS
         return (wide_logits(fused.head, h) if by_library else fused.head(h)[0]).unflatten(1, (rows, keep))
@@ -64,24 +61,6 @@ class PromptPass:
         hidden = self.decoder.architecture.hidden
         own = {"K": hidden, "BLOCK_K": triton.next_power_of_2(hidden), "WEIGHT": TYPES[self.decoder.dtype]}
         return own | overlapping(self.decoder.device)
-
-    def _is_own(self, linear: FusedLinear, rows: int) -> bool:
-        """Whether a product of so many rows per member is one launch of ours."""
-        rows *= self.decoder.members if linear.shared else 1
-        if self.decoder.dtype.itemsize > 2:
-            return rows <= OWN_WIDE_ROWS
-        return rows <= (OWN_ROWS_OF_THREE if linear.shared and len(linear.parts[0]) == 3 else OWN_ROWS)
-
-    def _product(self, linear: FusedLinear, x_MBK: Tensor, low: Low | None = None) -> Tensor:
-        """Multiply; y in pieces."""
-        return linear(x_MBK, low) if self._is_own(linear, x_MBK.shape[1]) else multiply(linear, x_MBK)[None]
-
-    def _mlp(self, mlp: FusedLinear, down: FusedLinear, h: Tensor) -> Tensor:
-        members, rows, _ = h.shape
-        if self._is_own(mlp, rows):
-            made = mlp.low_for(down, members, rows)
-            return self._product(down, mlp(h, None, made)[0], made)
-        return self._product(down, multiply(mlp, h))
 
     def _add(self, x: Tensor, y: Tensor, post: Tensor | None, gains: Tensor, h: Tensor) -> None:
         """Compute x += y, and h = norm(x) for what reads it next."""
