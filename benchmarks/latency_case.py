@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import statistics
 import time
@@ -53,6 +54,8 @@ class Run:
         self.engine = Engine(self.model, self.slots, self.context)
         self.prepared = prepare(self.engine)
         self.engine.schedule.keep_pace()
+        gc.collect()
+        gc.freeze()  # as the server does
         self.found: dict[str, Any] = {
             "loaded_seconds": loaded,
             "ready_beyond_loading_seconds": time.time() - given.began - loaded,
