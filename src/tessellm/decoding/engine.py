@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -19,29 +18,17 @@ from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
 from ..model.cache import Observer
 from .assembly import fast_groups, fast_steps, make_steps
-from .buffers import PromptRead, StepResult
+from .buffers import PromptRead
 from .memory import CONTEXT
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
-from .requests import Request, RequestLimits
+from .requests import Arrival, Request, RequestLimits
 from .sampling import Sampling, TokenChoice
 from .speculation import Speculation
 from .speculation.speculation import Speculator
 from .speculation.who import NOBODY, suggested
-from .voices import SpecialRows, Voice, sort_rows
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A pass whose results may still be on their way to the host."""
-
-    requests: Sequence[Request]
-    slots: Sequence[int]  # that it wrote
-    fed: Sequence[int]  # tokens of each prompt
-    asked: Sequence[int]  # new tokens of each request
-    fetch: Callable[[], StepResult]
-    special: SpecialRows | None = None
+from .voices import Voice, sort_rows
 
 
 class Engine:
@@ -136,8 +123,11 @@ class Engine:
             pace.begin()
         if self.waiting and None in self.in_slot:
             self._admit()
+        fed = None
         if any(request is not None and not request.asked for request in self.in_slot):
-            self._collect(self.steps.lag, self._prefill())
+            self._collect(self.steps.lag, fed := self._prefill())
+        if fed is None or not self.steps.lag:  # those who are written to have waited for the prompt already
+            self._compact()
         if self.speculator and self.speculator.awake([request for request in self.in_slot if request]):
             self._collect(0)  # a draft starts from the last token
             self._collect(0, self._decode(self.speculator))
@@ -149,10 +139,11 @@ class Engine:
         return told
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests. A slot changes hands when all that its last owner did is known."""
-        self._collect(0)
-        free = [slot for slot, request in enumerate(self.in_slot) if request is None]
-        free = free[: max(0, self.most_rows - (len(self.in_slot) - len(free)))]
+        """Give free slots to waiting requests. A slot changes hands when all that its last owner did is known: that is
+        waited for where no other one is free."""
+        if len(self._free_slots()) < len(self.waiting):
+            self._collect(0)
+        free = self._free_slots()
         while free and self.waiting:
             request, held = self.waiting.popleft(), self.prefixes.written
             request.read_from = (request.voice or self.voice).reads_from(request.prompt)
@@ -160,6 +151,13 @@ class Engine:
             free.remove(slot)
             self.in_slot[slot] = request
             self.steps.work.slots.enter(slot, request.sampling, self.model.config.vocab_size)
+
+    def _free_slots(self) -> list[int]:
+        """List the slots that nobody has and no pass on its way writes, as many as may be given away."""
+        written = {slot for arrival in self._arriving for slot in arrival.slots}
+        free = [slot for slot, request in enumerate(self.in_slot) if request is None]
+        most = max(0, self.most_rows - (len(self.in_slot) - len(free)))
+        return [slot for slot in free if slot not in written][:most]
 
     def _prefill(self) -> Arrival | None:
         """Feed the next portion of the prompts in the slots; at their ends the first tokens are chosen."""
@@ -190,8 +188,6 @@ class Engine:
         slots = [slot for slot, request in enumerate(self.in_slot) if request is not None and request.asked]
         if not slots:
             return None
-        if len(slots) <= slots[-1] and self._compact():
-            return self._decode(speculator)
         running, none = [r for r in self.in_slot if r is not None and r.asked], [0] * len(slots)
         try:
             special = sort_rows(running, slots, self.voice) if any(r.voice or r.observer for r in running) else None
@@ -271,12 +267,18 @@ class Engine:
         elif request.tokens:
             self.prefixes.wrote(slot, request.prompt + request.tokens[:-1])
 
-    def _compact(self) -> bool:
-        """Move the last sequence into a hole before it, so that a step has fewer rows. False: there is none, or it does
-        not pay."""
+    def _compact(self) -> None:
+        """Move the last sequences into holes before them, so that a step has fewer rows: at once, or, where the device
+        waits meanwhile, one per step."""
+        while self._move_last() and not self.steps.lag:
+            pass
+
+    def _move_last(self) -> bool:
+        """Move the last sequence into the first hole. False: there is none, or it does not pay."""
         used = [slot for slot, request in enumerate(self.in_slot) if request is not None]
         hole = next((slot for slot in range(len(used)) if self.in_slot[slot] is None), None)
-        request, source = self.in_slot[used[-1]], used[-1]
+        source = max(used, default=0)
+        request = self.in_slot[source]
         if hole is None or request is None or not request.asked or not self.steps.worth_moving(source + 1, len(used)):
             return False
         self._collect(0)  # a slot changes hands when all that its owner did is known

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import deque
 
-WITHIN = 2.0  # times as long as a step without prompts, and as the median of the last steps, one with prompts may take
+WITHIN = 2.2  # times as long as a step without prompts, and as the median of the last steps, one with prompts may take
 RECENT = 128  # steps of which the median is taken
 LEAST, MOST = 4, 256  # tokens per pass
 LEAST_ON_GPU, MOST_ON_GPU = 64, 2048  # there fewer take as long; powers of two, which are captured

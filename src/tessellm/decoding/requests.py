@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import GenerationError, PromptError
 from ..model.cache import Observer
 from ..model.room import SLOT, check_room
+from .buffers import StepResult
 from .sampling import Sampling, TokenChoice
-from .voices import Voice
+from .voices import SpecialRows, Voice
 
 _NUMBERS = count()
 NEVER: frozenset[int] = frozenset()  # no token ends a text
@@ -91,6 +92,18 @@ class Request:
             self.finish("stop")
         elif len(self.tokens) == self.sampling.max_new_tokens:
             self.finish("length")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A pass whose results may still be on their way to the host."""
+
+    requests: Sequence[Request]
+    slots: Sequence[int]  # that it wrote
+    fed: Sequence[int]  # tokens of each prompt
+    asked: Sequence[int]  # new tokens of each request
+    fetch: Callable[[], StepResult]
+    special: SpecialRows | None = None
 
 
 @dataclass(frozen=True)
