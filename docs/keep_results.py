@@ -1,7 +1,7 @@
 """Take what `tessellm reproduce` wrote elsewhere into this repository: `python docs/keep_results.py FOLDER`.
 
-Results go to results/ with the commit filled in where the other machine had no git (`--commit`, else HEAD), pictures
-are drawn where it had no matplotlib, the table's samples go along, trained members go into the package, and the
+Results go to results/ with the commit that ran (`--commit`; else HEAD where the other machine had no git), pictures are
+drawn where it had no matplotlib, the table's samples go along, trained members go into the package, and the
 README's blocks are brought up to date.
 """
 
@@ -20,14 +20,14 @@ from tessellm.experiments.trig.members import KEPT, MEMBERS_FILE
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def keep(source: Path, results: Path, kept_members: Path, commit: str) -> list[str]:
-    """The names of what was kept."""
+def keep(source: Path, results: Path, kept_members: Path, commit: str, known: bool = False) -> list[str]:
+    """The names of what was kept. `known`: that commit ran, whatever the other machine's repository says."""
     kept = []
     for path in sorted(source.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "claims" not in content:
             continue
-        content["commit"] = content["commit"] or commit
+        content["commit"] = commit if known else content["commit"] or commit
         if content["name"] == "trig" and not content["figures"]:
             content["figures"] = trig.draw_examples(content["tables"], source)
         (results / path.name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--commit", help="the commit that ran; HEAD if not given")
     given = parser.parse_args()
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    for name in keep(given.folder, ROOT / "results", KEPT, given.commit or head.stdout.strip()):
+    for name in keep(given.folder, ROOT / "results", KEPT, given.commit or head.stdout.strip(), bool(given.commit)):
         print("kept", name)
     subprocess.run([sys.executable, str(ROOT / "docs" / "generate.py")], check=True)
 
