@@ -10,9 +10,11 @@ import pytest
 
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
+from tessellm.decoding.speculation import Speculation, speculation
 
 from decoding_cases import composition, prompts, unexcused
 from host_graphs import captured
+from speculation_cases import agreeing
 
 
 @pytest.fixture
@@ -85,4 +87,25 @@ def test_on_a_cpu_all_move_at_once(model: Any) -> None:
     assert [request in requests[4:] for request in engine.in_slot] == [True] * 4 + [False] * 4
     while engine.busy:
         engine.step()
+    assert not unexcused(model, requests)
+
+
+def test_tokens_that_were_on_their_way_are_told_before_the_next_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts do not pay, steps go on without waiting for one another, and wait again when drafts are tried."""
+    monkeypatch.setattr(speculation, "PATIENCE", 2)
+    monkeypatch.setattr(speculation, "REST", 3)
+    model = agreeing(apart=0.5, rule="belief")
+    engine = captured(Engine(model, slots=2, speculation=Speculation("belief")))
+    assert engine.speculator is not None
+    engine.speculator.steps = engine.steps
+    monkeypatch.setattr(engine.speculator.pace, "choose", lambda *given: 0)
+    requests = [engine.submit(text, Sampling(30, ignore_end=True)) for text in prompts(2, 20)]
+    steps = 0
+    while engine.busy:
+        before = [len(request.tokens) for request in requests]
+        engine.step()
+        steps += 1
+        if all(before):  # no prompt was read
+            assert all(len(request.tokens) <= count + 1 for request, count in zip(requests, before, strict=True))
+    assert steps < 45
     assert not unexcused(model, requests)

@@ -19,7 +19,7 @@ from ..model import ComposedForCausalLM
 from ..model.cache import Observer
 from .assembly import fast_groups, fast_steps, make_steps
 from .buffers import PromptRead
-from .memory import CONTEXT
+from .memory import CONTEXT, return_memory
 from .plain import plain_groups
 from .prefixes import Prefixes
 from .prompt_schedule import PromptSchedule
@@ -126,11 +126,13 @@ class Engine:
         fed = None
         if any(request is not None and not request.asked for request in self.in_slot):
             self._collect(self.steps.lag, fed := self._prefill())
+        lagging = fed is None and bool(self._arriving)
         if fed is None or not self.steps.lag:  # those who are written to have waited for the prompt already
             self._compact()
         if self.speculator and self.speculator.awake([request for request in self.in_slot if request]):
             self._collect(0)  # a draft starts from the last token
-            self._collect(0, self._decode(self.speculator))
+            if not (lagging and self._told):  # else those to whom it came hear of it first
+                self._collect(0, self._decode(self.speculator))
         else:
             self._collect(self.steps.lag, self._decode(None))
         if pace is not None:
@@ -172,7 +174,7 @@ class Engine:
         try:
             self.steps.prefill(slots, *portion.tokens(), choice, special, portion.reads, portion.rows)
         except torch.OutOfMemoryError as error:
-            _return_memory()
+            return_memory()
             if not self.schedule.feed_less(portion):
                 why = f"memory ran out while its prompt was fed, {max(portion.counts)} tokens at once"
                 self._give_up(requests[0], why, error)
@@ -198,7 +200,7 @@ class Engine:
             self.steps.decode(slots[-1] + 1, cells, choice, special)
             return Arrival(running, slots, none, [1] * len(slots), self.steps.fetch(slots), special)
         except torch.OutOfMemoryError as error:
-            _return_memory()
+            return_memory()
             self.most_rows = max(1, len(running) - 1)
             youngest = max(running, key=lambda request: request.number)
             why = f"memory ran out while {len(running)} sequences were decoded at once"
@@ -213,7 +215,8 @@ class Engine:
             for request, fed, asked in zip(sent.requests, sent.fed, sent.asked, strict=True):
                 if request.advance(fed, asked):
                     self._free(request)
-        while self._arriving and (len(self._arriving) > lag or not any(self.in_slot)):
+        idle = sent is None and not any(self.in_slot)
+        while self._arriving and (len(self._arriving) > lag or idle):
             arrival = self._arriving.popleft()
             result, views = arrival.fetch(), arrival.special.views() if arrival.special else {}
             came = zip(arrival.slots, arrival.asked, result.tokens, result.logprobs, result.broken, strict=True)
@@ -295,9 +298,3 @@ class Engine:
     def _copy_cells(self, source: int, target: int, cells: int) -> None:
         for group in self.steps.work.groups:
             group.cache.copy_slot(source, target, cells)
-
-
-def _return_memory() -> None:
-    """Give back what the allocator keeps for later."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

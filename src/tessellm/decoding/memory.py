@@ -117,3 +117,9 @@ def _left_to_group() -> float:
         return int(most.read_text()) - int(used.read_text())
     except (OSError, ValueError):
         return math.inf
+
+
+def return_memory() -> None:
+    """Give back what the allocator keeps for later."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -55,8 +55,8 @@ class SlotCache:
     def copy_slot(self, source: int, target: int, cells: int) -> None:
         """Copy the first cells of one slot into another."""
         for buffer in self._buffers:
-            rows_SM = buffer.unflatten(0, (-1, self.members))
-            rows_SM[target, :, :, :cells] = rows_SM[source, :, :, :cells]
+            row_SM = buffer.unflatten(0, (-1, self.members))  # narrowed, not sliced: a launch should be what takes time
+            row_SM[target].narrow(2, 0, cells).copy_(row_SM[source].narrow(2, 0, cells))
 
     def clear(self, slot: int, first: int = 0) -> None:
         """Zero a slot's cells from the first on: what they hold must never be read again, and masks multiply."""
