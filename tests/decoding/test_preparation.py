@@ -84,7 +84,7 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(
 def test_pieces_of_long_prompts_are_graphs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where pieces are of a few widths, and prompts' ends of any; while another text is written. Whether
     the rule reads all of a prompt or its end, it begins in one piece and goes on in others."""
-    monkeypatch.setattr(graphs, "LEAST_ON_GPU", 32)
+    monkeypatch.setattr(prompt_graphs, "LEAST_ON_GPU", 32)
     monkeypatch.setattr(prompt_graphs, "MOST_TOKENS", 64)
     base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=rule)

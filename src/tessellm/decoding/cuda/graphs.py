@@ -20,7 +20,6 @@ from torch import Tensor
 from ...errors import first_line
 from ..buffers import PromptRead, StepResult, row_bucket
 from ..passes import Workspace
-from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
 from ..steps import DraftPass, Steps
 from ..voices import SpecialRows
@@ -32,7 +31,6 @@ SMALLEST_CELLS = 256
 PREPARED_CELLS = 4  # factor between the buckets of cells that are prepared: one with more does for fewer
 TIMED = 3  # replays of a graph when it is new
 PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
-PREPARED_ENDS = (TokenChoice.GREEDY, TokenChoice.PENALISED)  # of prompts
 
 log = logging.getLogger("tessellm.decoding")
 
@@ -101,22 +99,9 @@ class GraphSteps(Steps):
         for choice, (rows, cells) in product(PREPARED_STEPS, self.prepared_sizes()):
             yield partial(self._prepare, "decode", self._step, rows, cells, choice)
         for part in grid(self._at_once(), self.context):
-            for reads, choice in self._prompt_kinds(part):
+            for reads, choice in self.prompts.kinds(part):
                 for c in {self._prompt_cells(part), self.context}:
                     yield partial(self._ready_prompt, part, reads, c, choice)
-
-    def _prompt_kinds(self, part: PromptRows) -> list[tuple[PromptRead, TokenChoice]]:
-        """List how prompts of a shape are read: whole ones, several together; pieces, and the ends behind them, one by
-        one. Pieces in which the rule goes on are no longer than it looks back."""
-        kinds = list(product([PromptRead.BEGIN], PREPARED_ENDS))
-        piece, window = part.rows == 1 and part.width >= LEAST_ON_GPU, self.work.voice.rule.window
-        if piece:
-            kinds.append((PromptRead.NOTHING, TokenChoice.NONE))
-        if piece and window:
-            kinds.append((PromptRead.BEGIN, TokenChoice.NONE))
-        if part.rows == 1 and part.width <= window:
-            kinds += product([PromptRead.GO_ON], (TokenChoice.NONE, *PREPARED_ENDS) if piece else PREPARED_ENDS)
-        return [(reads, choice) for reads, choice in kinds if self.prompts.takes(part, reads)]
 
     def prepared_sizes(self) -> list[tuple[int, int]]:
         rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})

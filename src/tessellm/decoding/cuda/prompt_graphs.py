@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from ..buffers import PromptRead, TokenBatch
 from ..passes import Workspace, prefill
+from ..prompt_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
 
 MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long as its kernels take to start
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep
 NARROWEST = 32
+PREPARED_ENDS = (TokenChoice.GREEDY, TokenChoice.PENALISED)  # of prompts; the last does for all
 
 PromptShape = tuple[int, int, PromptRead, int, TokenChoice]  # rows, width, what the rule reads, cells, and how the
 # first new token is chosen
@@ -63,6 +66,19 @@ class PromptGraphs:
         """Whether a graph is worth its memory."""
         logits = self.work.row_numbers * self._kept(part.width, reads)
         return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
+
+    def kinds(self, part: PromptRows) -> list[tuple[PromptRead, TokenChoice]]:
+        """List how prompts of a shape are read: whole ones, several together; pieces, and the ends behind them, one by
+        one. Pieces in which the rule goes on are no longer than it looks back."""
+        kinds = list(product([PromptRead.BEGIN], PREPARED_ENDS))
+        piece, window = part.rows == 1 and part.width >= LEAST_ON_GPU, self.work.voice.rule.window
+        if piece:
+            kinds.append((PromptRead.NOTHING, TokenChoice.NONE))
+        if piece and window:
+            kinds.append((PromptRead.BEGIN, TokenChoice.NONE))
+        if part.rows == 1 and part.width <= window:
+            kinds += product([PromptRead.GO_ON], (TokenChoice.NONE, *PREPARED_ENDS) if piece else PREPARED_ENDS)
+        return [(reads, choice) for reads, choice in kinds if self.takes(part, reads)]
 
     @property
     def most_read(self) -> int:
