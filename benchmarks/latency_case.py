@@ -20,6 +20,7 @@ from tessellm.bench.measure import random_prompts, synchronise
 from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
+from tessellm.decoding.prompt_schedule import Portion
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 
@@ -53,7 +54,7 @@ class Run:
         loaded = time.time() - given.began
         self.engine = Engine(self.model, self.slots, self.context)
         self.prepared = prepare(self.engine)
-        self.engine.schedule.keep_pace()
+        self.engine.schedule.keep_pace(self.engine.steps.piece_seconds())
         gc.collect()
         gc.freeze()  # as the server does
         self.found: dict[str, Any] = {
@@ -146,15 +147,55 @@ class Run:
         self.engine.prefixes.forget()
         came: dict[Request, list[float]] = {}
         sent: list[float] = []
+        steps = StepLog(self.engine)
         began = time.perf_counter()
         while len(came) < count or self.engine.busy:
             now = time.perf_counter() - began
             while len(came) < count and due[len(came)] <= now:
                 sent.append(due[len(came)])
                 came[self.engine.submit(rows[len(came)], Sampling(16 if self.quick else 96, ignore_end=True))] = []
-            for request in self.engine.step():  # what comes together is one piece of a stream
+            for request in steps.step():  # what comes together is one piece of a stream
                 came[request].append(time.perf_counter() - began)
-        return _felt(list(came.values()), sent), count / (time.perf_counter() - began)
+        found = _felt(list(came.values()), sent) | {"slowest_steps": steps.slowest(20)}
+        return found, count / (time.perf_counter() - began)
+
+
+class StepLog:
+    """Runs steps, and notes of each how long it took and what was in it."""
+
+    def __init__(self, engine: Engine):
+        self.engine, self.noted, self.now = engine, list[dict[str, Any]](), dict[str, Any]()
+        for owner, name in (
+            (engine, "_copy_cells"),
+            (engine, "_admit"),
+            (engine.schedule, "next"),
+            (engine.steps, "prefill"),
+        ):
+            self._watch(owner, name)
+
+    def _watch(self, owner: Any, name: str) -> None:
+        """Count the host's milliseconds in a method, and note what of prompts is fed."""
+        run, what = getattr(type(owner), name).__get__(owner), f"{name.strip('_')} ms"
+
+        def watched(*given: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            found = run(*given, **named)
+            self.now[what] = self.now.get(what, 0.0) + 1e3 * (time.perf_counter() - start)
+            if isinstance(found, Portion):
+                self.now |= {"fed": found.counts, "reads": found.reads.value, "last": found.last}
+            return found
+
+        setattr(owner, name, watched)
+
+    def step(self) -> list[Request]:
+        self.now, start = {"running": sum(each is not None for each in self.engine.in_slot)}, time.perf_counter()
+        told = self.engine.step()
+        self.noted.append({"ms": 1e3 * (time.perf_counter() - start), **self.now})
+        return told
+
+    def slowest(self, most: int) -> list[dict[str, Any]]:
+        rounded = ({key: round(x, 2) if isinstance(x, float) else x for key, x in each.items()} for each in self.noted)
+        return sorted(rounded, key=lambda each: -each["ms"])[:most]
 
 
 def drafts_of(engine: Engine) -> list[int]:

@@ -111,6 +111,18 @@ def test_pieces_of_long_prompts_are_graphs(rule: str, monkeypatch: pytest.Monkey
     assert [r.tokens for r in found] == [r.tokens for r in expected]
 
 
+def test_prepared_pieces_are_timed() -> None:
+    base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine = captured(Engine(model, slots=2, context=300))
+    assert engine.steps.piece_seconds() == {}
+    prepared = prepare(engine)
+    before = [buffer.clone() for buffer in engine.steps.work.tensors]
+    assert engine.steps.piece_seconds() == dict.fromkeys((64, 128, 256, 512), 1e-3)
+    assert all(map(torch.equal, before, engine.steps.work.tensors))
+    assert prepared.late == 0
+
+
 def test_few_shapes_are_prepared_and_do_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 1, 4 and 16, cells by fours; each is captured once, and timed by nobody."""
     base = build_model("llama", eos_token_id=None, max_position_embeddings=4096)

@@ -8,7 +8,7 @@ import pytest
 
 import tessellm
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.prompt_pace import LEAST, MOST, RECENT, WITHIN, PromptPace
+from tessellm.decoding.prompt_pace import LEAST, LEAST_ON_GPU, MOST, RECENT, WITHIN, PromptPace
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
@@ -140,6 +140,19 @@ def test_pieces_take_as_long_as_they_may() -> None:
     for _ in range(9):
         step(0.1, pace.tokens)
     assert pace.tokens <= 2 * LEAST
+
+
+def test_where_a_device_tells_what_pieces_take_none_is_tried() -> None:
+    """Twice as many tokens may take hardly longer, which nobody finds out who doubles a piece in half the time alone."""
+    pace, now = PromptPace(on_gpu=True, seconds={64: 5.5, 128: 5.9, 256: 8.5, 512: 14.0}), [0.0]
+    pace.clock = lambda: now[0]  # type: ignore[method-assign]
+    assert pace.tokens == LEAST_ON_GPU
+    for step, tokens in ((5.9, 128), (20.0, 512), (2.0, 64), (7.5, 256)):
+        for _ in range(RECENT):
+            pace.begin()
+            now[0] += step
+            pace.end(decoding=True)
+        assert pace.tokens == tokens
 
 
 def draft_lengths(before: int) -> list[int]:

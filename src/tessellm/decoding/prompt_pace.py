@@ -1,6 +1,6 @@
 """PromptPace: how many tokens of prompts a pass feeds while others are being written to, so that their next tokens come
 not much later than without, nor than they are used to; and how long passes with drafts may be. Learnt from how long
-steps take; knows numbers and a clock alone."""
+steps take, and, where a device tells, from what its passes take; knows numbers and a clock alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
 
 WITHIN = 2.2  # times as long as a step without prompts, and as the median of the last steps, one with prompts may take
 RECENT = 128  # steps of which the median is taken
@@ -20,7 +21,9 @@ AT_ONCE = 2.0  # factor by which a pass may become larger or smaller than the on
 class PromptPace:
     """Watches steps. Passes over prompts grow and shrink until they add as much time as they may."""
 
-    def __init__(self, on_gpu: bool):
+    def __init__(self, on_gpu: bool, seconds: Mapping[int, float] | None = None):
+        """`seconds` of passes over so many tokens, where the device tells: then nothing need be tried."""
+        self.seconds = seconds or {}
         self.least, self.most = (LEAST_ON_GPU, MOST_ON_GPU) if on_gpu else (LEAST, MOST)
         self.tokens, self.on_gpu = self.least, on_gpu
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
@@ -51,10 +54,18 @@ class PromptPace:
         if not self._fed:
             before = seconds if self._step is None else self._step
             self._step = before + NEWEST * (seconds - before)
-        elif self._step is not None:
-            allowed = WITHIN * min(self._step, statistics.median(self._recent)) - self._step
-            share = max(allowed, 0.0) / max(seconds - self._step, 1e-9)
-            if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
-                wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
-                wanted = 1 << (wanted.bit_length() - 1) if self.on_gpu else wanted
-                self.tokens = max(self.least, min(self.most, wanted))
+        if self._step is None:
+            return
+        allowed = max(0.0, WITHIN * min(self._step, statistics.median(self._recent)) - self._step)
+        if self.seconds:
+            fitting = [tokens for tokens, took in self.seconds.items() if took <= allowed]
+            self.tokens = max(fitting, default=self.least)
+        elif self._fed:
+            self._learn(allowed / max(seconds - self._step, 1e-9))
+
+    def _learn(self, share: float) -> None:
+        """Feed more or less from now on. `share`: how much longer than this time it might have taken."""
+        if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
+            wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
+            wanted = 1 << (wanted.bit_length() - 1) if self.on_gpu else wanted
+            self.tokens = max(self.least, min(self.most, wanted))

@@ -8,7 +8,7 @@ out, fewer are fed at once, then in shorter chunks. Knows token ids and slots; p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,9 +66,10 @@ class PromptSchedule:
         self.pace: PromptPace | None = None
         self._waited = 0  # steps that prompts have waited, summed over prompts
 
-    def keep_pace(self) -> None:
-        """Feed prompts in chunks that take little longer than a step, while others are being written to."""
-        self.pace = PromptPace(self.on_gpu)
+    def keep_pace(self, seconds: Mapping[int, float] | None = None) -> None:
+        """Feed prompts in chunks that take little longer than a step, while others are being written to. `seconds` of
+        passes over so many tokens, where they are known."""
+        self.pace = PromptPace(self.on_gpu, seconds)
 
     @property
     def longest_step(self) -> float:

@@ -60,6 +60,10 @@ class Steps:
         """List the rows and cells of passes that do for all others."""
         return []
 
+    def piece_seconds(self) -> dict[int, float]:
+        """Return the device's seconds for pieces of prompts, by their tokens, where it tells."""
+        return {}
+
     def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
         """Run a pass that writes or verifies drafts."""
         run(rows, length, self.cells(cells), choice)

@@ -28,7 +28,7 @@ def make_ready(engine: Engine, speakers: Speakers) -> Prepared:
     watched = [(own, own.trace), (member, top)] if len(speakers.members) > 1 else [(own, top)]
     tried = [Request(prompt, sampling, who.voice, observer) for who, observer in watched]
     prepared = prepare(engine, tried, _progress())
-    engine.schedule.keep_pace()
+    engine.schedule.keep_pace(engine.steps.piece_seconds())
     log.info("ready: %d compiled or captured in %.1f s", prepared.made, prepared.seconds)
     return prepared
 

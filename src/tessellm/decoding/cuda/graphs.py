@@ -110,6 +110,12 @@ class GraphSteps(Steps):
             cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
         return list(product(rows, cells))
 
+    @torch.inference_mode()
+    def piece_seconds(self) -> dict[int, float]:
+        """Time the pieces of prompts that are prepared, of which the rule reads nothing."""
+        pieces = [key for key in self.graphs if key[0] == "feed" and PromptRead.NOTHING in key]
+        return {key[2]: self._known("feed", self.prompts.feed, *key[1:]) for key in pieces}
+
     def _at_once(self) -> list[int]:
         """List the buckets of rows in which prompts are read."""
         counts = range(1, len(self.work.slots.token_S) + 1)
