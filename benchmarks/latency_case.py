@@ -52,11 +52,12 @@ class Run:
         kind = EXPERTS[case.kind], case.kind, case.rule, given.device, dtype
         self.model = random_composition(given.shapes, *kind, layers=given.layers)
         loaded = time.time() - given.began
+        gc.freeze()  # here and below as the server does
         self.engine = Engine(self.model, self.slots, self.context)
         self.prepared = prepare(self.engine)
         self.engine.schedule.keep_pace(self.engine.steps.piece_seconds())
         gc.collect()
-        gc.freeze()  # as the server does
+        gc.freeze()
         self.found: dict[str, Any] = {
             "loaded_seconds": loaded,
             "ready_beyond_loading_seconds": time.time() - given.began - loaded,

@@ -143,7 +143,7 @@ def test_pieces_take_as_long_as_they_may() -> None:
 
 
 def test_where_a_device_tells_what_pieces_take_none_is_tried() -> None:
-    """Twice as many tokens may take hardly longer, which nobody finds out who doubles a piece in half the time alone."""
+    """Twice as many tokens may take hardly longer: who doubles a piece where half the time is left never finds out."""
     pace, now = PromptPace(on_gpu=True, seconds={64: 5.5, 128: 5.9, 256: 8.5, 512: 14.0}), [0.0]
     pace.clock = lambda: now[0]  # type: ignore[method-assign]
     assert pace.tokens == LEAST_ON_GPU

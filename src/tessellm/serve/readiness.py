@@ -3,6 +3,7 @@ the first request takes no longer than the next. Knows whom requests may be for;
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ def make_ready(engine: Engine, speakers: Speakers) -> Prepared:
     own, member = speakers.find(speakers.name), speakers.find(speakers.names[-1])
     watched = [(own, own.trace), (member, top)] if len(speakers.members) > 1 else [(own, top)]
     tried = [Request(prompt, sampling, who.voice, observer) for who, observer in watched]
+    gc.freeze()  # what was loaded: compiling makes so many objects that all would be looked through again and again
     prepared = prepare(engine, tried, _progress())
     engine.schedule.keep_pace(engine.steps.piece_seconds())
     log.info("ready: %d compiled or captured in %.1f s", prepared.made, prepared.seconds)
