@@ -236,7 +236,7 @@ def test_a_trace_tells_the_evidence_where_the_rule_weighs_it(client: openai.Open
 WRONG: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [
     (openai.NotFoundError, {"model": "tiney"}, "did you mean 'tiny'"),
     (openai.BadRequestError, {"max_tokens": 500}, "there is room for 128"),
-    (openai.BadRequestError, {"prompt": "a" * 200, "max_tokens": 1}, "there is room for 128"),
+    (openai.BadRequestError, {"prompt": "a" * 200, "max_tokens": 1}, "there is room for 128 with what follows"),
     (openai.BadRequestError, {"prompt": ""}, "the prompt is empty"),
     (openai.BadRequestError, {"prompt": [1, 2, 999]}, "expected token ids from 0 to"),
     (openai.BadRequestError, {"n": 99}, "expected 1 to 16 choices"),

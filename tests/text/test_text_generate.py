@@ -43,8 +43,9 @@ def test_fewer_tokens_only_where_there_is_no_room_and_only_if_wished(composed: t
     limit = model.config.max_position_embeddings
     for length, new in ((4, 60), (limit - 20, 20), (limit - 1, 1)):
         assert encode_prompts(model, ["a" * length], TextOptions(60, fit=True))[1].max_new_tokens == new
-    for length, fit in ((limit - 20, False), (limit, True)):
-        with pytest.raises(PromptError, match=f"has {length} tokens and up to"):
+    told = " and up to 60 more were asked for", f", but there is room for {limit} with what follows"
+    for length, fit, why in ((limit - 20, False, told[0]), (limit, True, told[1])):
+        with pytest.raises(PromptError, match=f"has {length} tokens{why}"):
             encode_prompts(model, ["a" * length], TextOptions(60, fit=fit))
 
 

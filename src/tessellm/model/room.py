@@ -19,6 +19,12 @@ def check_room(
     """Refuse a prompt of `length` tokens (`about`: "at least " where they were not counted) that leaves no room for
     `new` ones, before any is written. A context of 0 has room for all."""
     if context and length + new > context:
-        more, lower = (f" and up to {new} more were asked for", f", or lower {option}") if new else ("", "")
+        more = lower = beside = ""
+        if new and length < context:
+            more, lower = f" and up to {new} more were asked for", f", or lower {option}"
+        elif new:  # it is too long however little follows
+            beside = " with what follows"
         size = f"{about}{length} tokens"
-        raise RoomError(f"{what} has {size}{more}, but there is room for {context} ({whose}). Shorten it{lower}")
+        raise RoomError(
+            f"{what} has {size}{more}, but there is room for {context}{beside} ({whose}). Shorten it{lower}"
+        )

@@ -66,8 +66,8 @@ def next_commands(out: Path, seconds: float, prompt: str) -> Text:
     return Text.assemble(
         f"Done in {seconds:.0f} s. The picture is {out / PICTURE}. Who wrote which token is in {out / REPORT}. "
         f"The composition is a checkpoint, {folder}:\n\n",
-        (f'  tessellm generate {folder} --chat --trace "{prompt}"\n', "bold"),
-        ("  pip install fastapi uvicorn\n", "bold"),
+        (f'  tessellm generate {folder} --trace "{prompt}"\n', "bold"),
+        ('  pip install -e ".[serve]"\n', "bold"),
         (f"  tessellm serve {folder}", "bold"),
         ("    # OpenAI's API on http://127.0.0.1:8000/v1; the playground: http://127.0.0.1:8000\n", "dim"),
     )
