@@ -135,7 +135,11 @@ BAD: dict[str, Case] = {
     "prompt too long": Case(
         prompts("x" * 200, "p.txt"),
         "generate done --file p.txt --no-chat",
-        ("prompt 1 has 200 tokens", "there is room for 128 (the shortest context among the members)", "Shorten it"),
+        (
+            "prompt 1 has 200 tokens",
+            "room for 128 with what follows (the shortest context among the members)",
+            "Shorten it",
+        ),
     ),
     "prompt and answer too long": Case(
         nothing, "generate done hi --no-chat --max-new-tokens 127", ("2 tokens and up to 127 more", "--max-new-tokens")
