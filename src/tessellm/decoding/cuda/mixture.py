@@ -30,9 +30,7 @@ MOST_MEMBERS = 16  # whose rows one program holds
 PIECES = ((8, 128), (64, 32))  # below so many rows, pieces of each, which keep a device busy
 FEW_PIECES = 8
 BLOCK = 2048  # logits of one member that a program reads at once
-FEW_TEXTS = (
-    16  # texts, if not one, for which the belief over blocks is compiled at least: padding costs it next to nothing
-)
+FEW_TEXTS = 16  # for which the belief over blocks is compiled, if not for one: padding costs it next to nothing
 MEMBER_BLOCK, MANY = 512, 8  # the same of all members, and members from which on it is half as much
 TINY = torch.finfo(torch.float32).tiny
 

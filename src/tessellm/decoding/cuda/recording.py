@@ -49,12 +49,12 @@ class GraphRecorder:
         graph.capture_begin(pool=self.pool)
         try:
             run()
+            graph.capture_end()
         except BaseException:
             self.pool = None  # it may count as in use for ever
-            with suppress(RuntimeError):  # that the capture is no longer valid
+            with suppress(RuntimeError):  # that the capture is no longer valid, or over
                 graph.capture_end()
             raise
-        graph.capture_end()
         self.pool = self.pool or graph.pool()
         return graph.replay
 
