@@ -95,17 +95,19 @@ def test_tokens_that_were_on_their_way_are_told_before_the_next_are_waited_for(m
     monkeypatch.setattr(speculation, "PATIENCE", 2)
     monkeypatch.setattr(speculation, "REST", 3)
     model = agreeing(apart=0.5, rule="belief")
-    engine = captured(Engine(model, slots=2, speculation=Speculation("belief")))
+    engine = captured(Engine(model, slots=4, speculation=Speculation("belief")))
     assert engine.speculator is not None
     engine.speculator.steps = engine.steps
     monkeypatch.setattr(engine.speculator.pace, "choose", lambda *given: 0)
-    requests = [engine.submit(text, Sampling(30, ignore_end=True)) for text in prompts(2, 20)]
+    given = prompts(12, 20)
+    requests = [engine.submit(text, Sampling(30, ignore_end=True)) for text in given[:2]]
     steps = 0
     while engine.busy:
+        if steps in range(5, 15):  # prompts are read beside them
+            requests.append(engine.submit(given[len(requests)], Sampling(3, ignore_end=True)))
         before = [len(request.tokens) for request in requests]
         engine.step()
         steps += 1
-        if all(before):  # no prompt was read
-            assert all(len(request.tokens) <= count + 1 for request, count in zip(requests, before, strict=True))
-    assert steps < 45
+        assert all(not count or len(r.tokens) <= count + 1 for r, count in zip(requests, before, strict=True))
+    assert steps < 75
     assert not unexcused(model, requests)

@@ -92,16 +92,17 @@ class SlotBuffers:
         return [*chosen, *asked, *self.counts]
 
     def enter(self, slot: int, sampling: Sampling, vocabulary: int) -> None:
-        """Write what a request asks for, as far as the slot does not hold it: each number is a launch on a GPU."""
+        """Write what a request asks for, as far as the slot does not hold it: each number is a launch on a GPU. Filled,
+        there as in `leave`: an item that is set to a number waits for all that the device does."""
         old, wanted = self.asked[slot], {"temperature": self.temperature_S, "top_p": self.top_p_S, "seed": self.seed_S}
         penalties = {"frequency_penalty": self.frequency_S, "presence_penalty": self.presence_S}
         for name, buffer in (wanted | penalties | {"top_k": self.top_k_S}).items():
             if old is None or getattr(old, name) != getattr(sampling, name):
-                buffer[slot] = getattr(sampling, name)
+                buffer[slot].fill_(getattr(sampling, name))
         self.asked[slot] = sampling
         if sampling.choice is TokenChoice.PENALISED:
             self.count_tokens(vocabulary)
-            self.counts[0][slot] = 0.0
+            self.counts[0][slot].fill_(0.0)
 
     def count_tokens(self, vocabulary: int) -> None:
         """Make room for counts of what was written."""
@@ -109,7 +110,7 @@ class SlotBuffers:
             self.counts.append(self.logprob_S.new_zeros(len(self.logprob_S), vocabulary))
 
     def leave(self, slot: int) -> None:
-        self.position_S[slot] = -1
+        self.position_S[slot].fill_(-1)
 
 
 @dataclass(frozen=True)

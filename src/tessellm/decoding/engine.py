@@ -119,6 +119,7 @@ class Engine:
         if (device := self.steps.work.slots.token_S.device).type == "cuda":
             torch.cuda.set_device(device)  # a thread begins with the first one
         pace, decoding = self.schedule.pace, any(request is not None and request.asked for request in self.in_slot)
+        lagging = bool(self._arriving)
         if pace is not None:
             pace.begin()
         if self.waiting and None in self.in_slot:
@@ -126,7 +127,6 @@ class Engine:
         fed = None
         if any(request is not None and not request.asked for request in self.in_slot):
             self._collect(self.steps.lag, fed := self._prefill())
-        lagging = fed is None and bool(self._arriving)
         if fed is None or not self.steps.lag:  # those who are written to have waited for the prompt already
             self._compact()
         if self.speculator and self.speculator.awake([request for request in self.in_slot if request]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ class PinnedTransfers:
 
     def __init__(self) -> None:
         self._staged: dict[tuple[Any, ...], Tensor] = {}
+        self._spare: dict[tuple[int, ...], list[list[Tensor]]] = defaultdict(list)
         self._aside = torch.cuda.Stream()  # on which copies to the host do not hold up the passes behind them
 
     def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
@@ -40,17 +42,20 @@ class PinnedTransfers:
         return wait
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
-        """Begin to copy buffers to the host; what is returned waits for them."""
-        copies = [
-            torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True).copy_(buffer, non_blocking=True)
-            for buffer in buffers
-        ]
+        """Begin to copy buffers to the host; what is returned waits for them, once. Memory is used again and again:
+        the host may have to wait for all that the device does when it asks for more."""
+        spare = self._spare[tuple(buffer.data_ptr() for buffer in buffers)]
+        copies = spare.pop() if spare else [_pinned_like(buffer) for buffer in buffers]
+        for copy, buffer in zip(copies, buffers, strict=True):
+            copy.copy_(buffer, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
 
         def wait() -> list[list[Any]]:
             arrived.synchronize()
-            return [copy.tolist() for copy in copies]
+            found = [copy.tolist() for copy in copies]
+            spare.append(copies)
+            return found
 
         return wait
 
@@ -60,5 +65,9 @@ class PinnedTransfers:
     def _staging(self, buffer: Tensor) -> Tensor:
         key = (buffer.data_ptr(), *buffer.shape)
         if key not in self._staged:
-            self._staged[key] = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+            self._staged[key] = _pinned_like(buffer)
         return self._staged[key]
+
+
+def _pinned_like(buffer: Tensor) -> Tensor:
+    return torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
