@@ -72,7 +72,7 @@ def claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
         ]
         if kind == "lora":
             median = round(case["steps"]["1"]["median"], 2)
-            what = f"{name}: ms per step at batch 1, base and three experts, texts of 128 to 928 tokens"
+            what = f"{name}: ms per step at batch 1, base and three experts, texts of 128 to 1,028 tokens"
             made.append(Claim(f"step-{name}", what, median))
     return made
 

@@ -105,7 +105,7 @@ class Run:
         """Milliseconds of steps at each batch, without prompts. Where members rest, a step brings a whole draft: each
         is compared with those of drafts that are as long."""
         batches = [1 << n for n in range((self.slots).bit_length()) if 1 << n <= self.slots]
-        new, found, drafted = min(800, self.context - 130), {}, drafts_of(self.engine)
+        new, found, drafted = min(900, self.context - 130), {}, drafts_of(self.engine)
         for batch in batches:
             times: list[float] = []
             by_draft: dict[int, list[float]] = defaultdict(list)

@@ -42,8 +42,7 @@ class PinnedTransfers:
         return wait
 
     def fetch(self, buffers: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
-        """Begin to copy buffers to the host; what is returned waits for them, once. Memory is used again and again:
-        the host may have to wait for all that the device does when it asks for more."""
+        """Begin to copy buffers to the host; what is returned waits for them, once."""
         spare = self._spare[tuple(buffer.data_ptr() for buffer in buffers)]
         copies = spare.pop() if spare else [_pinned_like(buffer) for buffer in buffers]
         for copy, buffer in zip(copies, buffers, strict=True):
