@@ -15,7 +15,7 @@ from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
 from tessellm.decoding.voices import Voice
 from tessellm.errors import GenerationError
-from tessellm.rules import Explanation, make_rule
+from tessellm.rules import Explanation, Product, make_rule
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts, reference_rows, unexcused
@@ -148,6 +148,21 @@ def test_observers_are_told_why(model: Any) -> None:
         at = slice(len(request.prompt) - 1, -1)
         torch.testing.assert_close(found, why.more["evidence_BTM"][0, at], atol=1e-3, rtol=0)
         assert found.abs().max() > 0.1
+
+
+def test_nobody_is_told_why_who_does_not_look(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To say why costs as much as the rule itself, or more."""
+    told: list[Any] = []
+    explain = Product.explain
+    monkeypatch.setattr(Product, "explain", lambda *given: (told.append(given), explain(*given))[1])
+    engine = Engine(model, slots=2)
+    plain = engine.generate(prompts(3, 20), Sampling(5, ignore_end=True))
+    assert not told
+    seen = engine.submit(plain[0].prompt, Sampling(5, ignore_end=True), observer=lambda *given: None)
+    while engine.busy:
+        engine.step()
+    assert len(told) == 5
+    assert seen.tokens == plain[0].tokens
 
 
 def test_what_is_refused(model: Any) -> None:

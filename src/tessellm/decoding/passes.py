@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rules import Explanation, Rule, normalised, working_dtype
+from ..rules import Rule, normalised, working_dtype
 from .buffers import Judged, PromptRead, RowOrder, RuleStates, SlotBuffers, TokenBatch, laid_out
 from .members.groups import Group, member_logits
 from .sampling import TokenChoice, choose, penalised, uniform
@@ -117,15 +117,15 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
         elif work.runner.read is not None and batch.keep >= READ_ROWS:
             logp_BV, broken_BM = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
         else:
-            logp_BV, broken_BM, _ = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
+            logp_BV, broken_BM = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
     else:
         logp_BV, broken_BM = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
             at_B = torch.tensor(rows, device=slot_B.device)
             heard_M = [logits[at_B] for logits in logits_M]
             state = work.states.read(voice, slot_B[at_B]) if begun else None
-            logp_BV[at_B], broken_BM[at_B], special.why[voice] = _read_prompt(
-                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state
+            logp_BV[at_B], broken_BM[at_B] = _read_prompt(
+                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state, special=special
             )
     if choice is TokenChoice.NONE:
         slots.logprob_S.index_fill_(0, slot_B, 0.0)
@@ -158,22 +158,27 @@ def _read_prompt(
     slot_B: Tensor,
     state: Any,
     listens: bool = False,
-) -> tuple[Tensor, Tensor, Explanation]:
+    special: SpecialRows | None = None,
+) -> tuple[Tensor, Tensor]:
     """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from one; the
-    last position's log-probabilities, broken members, and why the rule says so. `listens`: what it says before the last
-    position does not count."""
+    last position's log-probabilities, and broken members. `listens`: what it says before the last position does not
+    count. `special`: is told why the rule says so."""
     broken_MB = torch.zeros(len(logits_M), len(slot_B), dtype=torch.bool, device=slot_B.device)
     most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))
     for at in (slice(start, start + size) for start in range(0, token_BT.shape[1], size)):
         logp_MBTV = normalised([logits[:, at] for logits in logits_M])
         broken_MB = broken_MB | logp_MBTV[:, :, -1, 0].isnan()
+        given = logp_MBTV, token_BT[:, at], real_BT[:, at], state
         if listens and at.stop < token_BT.shape[1]:
             state = voice.rule.listen(logp_MBTV, token_BT[:, at], state)
+        elif special is None:
+            logp_BTV, state = voice.rule(*given)
         else:
-            logp_BTV, state, why = voice.rule.explain(logp_MBTV, token_BT[:, at], real_BT[:, at], state)
+            logp_BTV, state, why = voice.rule.explain(*given)
+            special.why[voice] = why.map(lambda column: column[:, -1:])
     work.states.write(voice, slot_B, state)
-    return logp_BTV[:, -1], broken_MB.T, why.map(lambda column: column[:, -1:])
+    return logp_BTV[:, -1], broken_MB.T
 
 
 def read_in_blocks(
