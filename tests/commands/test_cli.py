@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tessellm
 from tessellm.commands.shared import readable_size
@@ -77,6 +77,18 @@ def test_inspect(cli: Cli, out: Path, recipe: Path, tmp_path: Path) -> None:
     ran = cli("inspect", recipe)
     assert ran.code == 0
     assert "coding" in ran.out
+
+
+def test_inspect_shows_the_text_of_the_tokens_that_a_rule_knows(cli: Cli, members_dir: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(members_dir / "base")
+    turn, opening = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "a" * 100))
+    rule = {"name": "belief", "turn": turn, "opening": opening}
+    tessellm.compose(members_dir / "base", {"math": members_dir / "math"}, rule=rule).save_pretrained(tmp_path / "out")
+    ran = cli("inspect", tmp_path / "out", "--json", tmp_path / "report.json")
+    assert "turn = 'ab'" in ran.out
+    assert f"opening = '{'a' * 59}…'" in ran.out
+    report = json.loads((tmp_path / "report.json").read_text())["rule"]
+    assert (report["texts"], report["parameters"]["turn"]) == ({"opening": "a" * 100, "turn": "ab"}, turn)
 
 
 def test_inspect_fits_eighty_columns(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
