@@ -143,9 +143,9 @@ class Engine:
     def _admit(self) -> None:
         """Give free slots to waiting requests. A slot changes hands when all that its last owner did is known: that is
         waited for where no other one is free."""
-        if len(self._free_slots()) < len(self.waiting):
+        if len(free := self._free_slots()) < len(self.waiting):
             self._collect(0)
-        free = self._free_slots()
+            free = self._free_slots()
         while free and self.waiting:
             request, held = self.waiting.popleft(), self.prefixes.written
             request.read_from = (request.voice or self.voice).reads_from(request.prompt)

@@ -185,10 +185,11 @@ def read_in_blocks(
     work: Workspace, logits_M: Sequence[Tensor], token_BT: Tensor, real_BT: Tensor, slot_B: Tensor, state: Any
 ) -> tuple[Tensor, Tensor]:
     """Run the composition's own rule over the ends of prompts as it was compiled: text by text, READ_ROWS positions at
-    a time, which always look alike; what is left over comes first, uncompiled. The last position's log-probabilities,
-    and broken members."""
+    a time, which always look alike; what is left over comes first, uncompiled unless it, too, is always the same: where
+    a prompt is as long as the rule looks back. The last position's log-probabilities, and broken members."""
     rule, read, steps = work.voice.rule, work.runner.read, token_BT.shape[1]
     assert read is not None
+    read_rest = read if steps == rule.window + 1 else partial(combine, rule)
     fresh = work.states.fresh(work.voice, lambda: _nothing_read(rule, logits_M, token_BT))
     said, broken, after = [], [], []
     for b, before in enumerate(states_by_text(work, logits_M, token_BT, state)):
@@ -198,9 +199,8 @@ def read_in_blocks(
             at = slice(max(start, 0), start + READ_ROWS)
             if at.stop <= at.start:
                 continue
-            run = read if start >= 0 else partial(combine, rule)
-            given = token_BT[b, at][None], real_BT[b, at][None], before
-            logp, found_1M, new = run([logits[row, at] for logits in logits_M], *given)
+            given = [logits[row, at] for logits in logits_M], token_BT[b, at][None], real_BT[b, at][None], before
+            logp, found_1M, new = read(*given) if start >= 0 else read_rest(*given)
             before = new if new is None else type(new)(*map(laid_out, new, fresh))
             broken_1M = broken_1M | found_1M
         said.append(logp)

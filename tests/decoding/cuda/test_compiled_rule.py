@@ -181,15 +181,19 @@ def close(found: Any, expected: Any) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     "rule", [Belief(span=40), Belief(HABITS, (5,), (7, 14), 40, user=(21, 28)), Evidence(window=50)]
 )
-def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: list[Any]) -> None:
-    """Whatever their lengths: as they are read at once. What is left over comes first; padding is on the left."""
+def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, whole: bool, traced: list[Any]) -> None:
+    """Whatever their lengths: as they are read at once. What is left over comes first; padding is on the left. The rest
+    of prompts that are as long as the rule looks back is compiled, too."""
     runner, voice = compiled_runner(rule), Voice(rule, frozenset())
     slots = SlotBuffers.empty(4, 3, torch.device("cpu"))
     before = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    for rows, tokens, padding in ((1, 32, 0), (2, 64, 9), (1, 97, 40), (3, 45, 2)):
+    long = rule.window + 1
+    some = ((1, 32, 0), (2, 64, 9), (1, 97, 40), (3, 45, 2))
+    for rows, tokens, padding in ((1, long, 0), (3, long, 4), (1, long, 39)) if whole else some:
         logits_M, token_BT, _ = inputs(rows, tokens, tokens)
         real_BT = (torch.arange(tokens) >= padding).expand(rows, -1)
         work = Workspace([], voice, runner, slots, RuleStates(4), 3 * VOCABULARY)
@@ -200,7 +204,7 @@ def test_prompts_are_read_in_blocks_that_are_compiled_once(rule: Any, traced: li
         assert torch.equal(broken_BM, expected_BM)
         for one, other in zip(work.states.read(voice, slot_B), state, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
-    assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + 1
+    assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + (2 if whole else 1)
 
 
 def test_a_prompt_that_is_read_in_pieces_goes_on(traced: list[Any]) -> None:
