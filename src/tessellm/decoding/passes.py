@@ -111,22 +111,22 @@ def prefill(work: Workspace, batch: TokenBatch, choice: TokenChoice, special: Sp
             like_MBTV = logits_M[0][None, :, :1].expand(len(logits_M), -1, -1, -1).to(working_dtype(logits_M[0]))
             state = work.voice.rule.begin(batch.token_BT[:, -batch.keep - silent : -batch.keep], like_MBTV)
         listens = silent > 0 and work.voice.rule.is_asked(fed_BT)
-        if work.runner.read_prompts is not None:
-            logp_BV, broken_BM, state = work.runner.read_prompts(logits_M, fed_BT, real_BT, state)
-            work.states.write(work.voice, slot_B, state)
-        elif work.runner.read is not None and batch.keep >= READ_ROWS:
+        if work.runner.read_prompts is None and work.runner.read is not None and batch.keep >= READ_ROWS:
             logp_BV, broken_BM = read_in_blocks(work, logits_M, fed_BT, real_BT, slot_B, state)
         else:
-            logp_BV, broken_BM = _read_prompt(work, work.voice, logits_M, fed_BT, real_BT, slot_B, state, listens)
+            read = work.runner.read_prompts or partial(_read_prompt, work.voice, listens=listens)
+            logp_BV, broken_BM, state = read(logits_M, fed_BT, real_BT, state)
+            work.states.write(work.voice, slot_B, state)
     else:
         logp_BV, broken_BM = _nothing_said(logits_M)
         for voice, rows in special.voices.items():
             at_B = torch.tensor(rows, device=slot_B.device)
             heard_M = [logits[at_B] for logits in logits_M]
             state = work.states.read(voice, slot_B[at_B]) if begun else None
-            logp_BV[at_B], broken_BM[at_B] = _read_prompt(
-                work, voice, heard_M, fed_BT[at_B], real_BT[at_B], slot_B[at_B], state, special=special
+            logp_BV[at_B], broken_BM[at_B], state = _read_prompt(
+                voice, heard_M, fed_BT[at_B], real_BT[at_B], state, special=special
             )
+            work.states.write(voice, slot_B[at_B], state)
     if choice is TokenChoice.NONE:
         slots.logprob_S.index_fill_(0, slot_B, 0.0)
         slots.broken_SM[slot_B] = broken_BM
@@ -150,21 +150,19 @@ def _silent_rows(voice: Voice, batch: TokenBatch) -> int:
 
 
 def _read_prompt(
-    work: Workspace,
     voice: Voice,
     logits_M: Sequence[Tensor],
     token_BT: Tensor,
     real_BT: Tensor,
-    slot_B: Tensor,
     state: Any,
     listens: bool = False,
     special: SpecialRows | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run a voice's rule over the end of a prompt, some positions at a time, and begin its state or go on from one; the
-    last position's log-probabilities, and broken members. `listens`: what it says before the last position does not
-    count. `special`: is told why the rule says so."""
-    broken_MB = torch.zeros(len(logits_M), len(slot_B), dtype=torch.bool, device=slot_B.device)
-    most = READ_AT_ONCE if slot_B.device.type == "cpu" else READ_AT_ONCE_ON_GPU
+) -> Combined:
+    """Run a voice's rule over the end of a prompt, some positions at a time, from the beginning or from a state on; the
+    last position's log-probabilities, broken members, and the state. `listens`: what it says before the last position
+    does not count. `special`: is told why the rule says so."""
+    broken_MB = torch.zeros(len(logits_M), len(token_BT), dtype=torch.bool, device=token_BT.device)
+    most = READ_AT_ONCE if token_BT.device.type == "cpu" else READ_AT_ONCE_ON_GPU
     size = max(1, most // (len(logits_M) * logits_M[0][:, :1].numel()))
     for at in (slice(start, start + size) for start in range(0, token_BT.shape[1], size)):
         logp_MBTV = normalised([logits[:, at] for logits in logits_M])
@@ -177,8 +175,7 @@ def _read_prompt(
         else:
             logp_BTV, state, why = voice.rule.explain(*given)
             special.why[voice] = why.map(lambda column: column[:, -1:])
-    work.states.write(voice, slot_B, state)
-    return logp_BTV[:, -1], broken_MB.T
+    return logp_BTV[:, -1], broken_MB.T, state
 
 
 def read_in_blocks(

@@ -62,7 +62,7 @@ def _token_texts(model: ComposedForCausalLM) -> dict[str, str]:
     """The text of those of the rule's parameters that are token ids, if there is a tokenizer."""
     if model.tokenizer is None:
         return {}
-    given = {name: model.config.rule.get(name, ()) for name in getattr(model.rule.rule, "names_tokens", ())}
+    given = {name: model.config.rule.get(name, ()) for name in model.rule.names_tokens}
     return {name: str(model.tokenizer.decode(list(ids))) for name, ids in given.items() if ids}
 
 

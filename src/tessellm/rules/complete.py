@@ -106,8 +106,12 @@ class ComposedRule:
     @property
     def named_tokens(self) -> frozenset[int]:
         """The token ids that it knows: end tokens, and those in the rule's parameters."""
-        names = getattr(self.rule, "names_tokens", ())
-        return self._end_ids.union(*(getattr(self.rule, name) for name in names))
+        return self._end_ids.union(*(getattr(self.rule, name) for name in self.names_tokens))
+
+    @property
+    def names_tokens(self) -> tuple[str, ...]:
+        """Those of the rule's parameters that hold token ids."""
+        return getattr(self.rule, "names_tokens", ())
 
     @property
     def _end_ids(self) -> frozenset[int]:
