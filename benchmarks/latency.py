@@ -29,9 +29,10 @@ PLAN = LatencyPlan(requests=24, new=24, slots=4)
 
 
 def smollm2(folder: Path) -> str:
-    """Compose the demo's members, once: measuring their habits takes a while."""
+    """Compose the demo's members, once: measuring their habits takes a while. With all weights in the folder, since the
+    base comes as a quantised file, which vLLM does not read as a member."""
     adapters = {name: str(HOME / "adapters" / "smollm2" / name) for name in EXPERTS}
-    tessellm.compose("smollm2", adapters).save_pretrained(folder)
+    tessellm.compose("smollm2", adapters).save_pretrained(folder, self_contained=True)
     return str(folder)
 
 

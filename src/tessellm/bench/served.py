@@ -3,6 +3,7 @@ answer at; nothing of what they serve."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,9 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..errors import EngineError
 
 PATIENCE = 600.0  # seconds until a server must be ready
+VLLM_MEMORY = "0.5"  # share of the host's memory for vLLM, where there is no GPU
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ def served(model: str, slots: int, context: int) -> Iterator[ServedModel]:
 
 @contextmanager
 def served_by_vllm(python: Path, model: str, slots: int, context: int) -> Iterator[ServedModel]:
-    """Serve a composition's folder by vLLM, in the environment of that interpreter."""
+    """Serve a composition's folder by vLLM, in the environment of that interpreter, in the precision that it has: vLLM
+    itself would read float32 as bfloat16."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    own = ["--max-num-seqs", str(slots), "--max-model-len", str(context)]
+    config = Path(model) / "config.json"
+    dtype = json.loads(config.read_text(encoding="utf-8")).get("dtype") if config.is_file() else None
+    own = ["--max-num-seqs", str(slots), "--max-model-len", str(context), "--dtype", dtype or "auto"]
+    if not torch.cuda.is_available():  # of the host's memory it would take nearly all, or refuse to start
+        own += ["--gpu-memory-utilization", VLLM_MEMORY]
     command = [str(python), "-m", "tessellm.cli", "serve", model, "--engine", "vllm", "--port", str(port), "--", *own]
     with _process(command) as (process, began, log):
         url = f"http://127.0.0.1:{port}"
