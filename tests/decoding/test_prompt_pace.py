@@ -142,6 +142,22 @@ def test_pieces_take_as_long_as_they_may() -> None:
     assert pace.tokens <= 2 * LEAST
 
 
+def test_pieces_grow_though_every_step_has_one_from_the_first_on() -> None:
+    """A server that is busy from the beginning, and one that has had only short steps before it was."""
+    for before in (0, 20):
+        pace, now = PromptPace(on_gpu=False), [0.0]
+        pace.clock = lambda now=now: now[0]  # type: ignore[method-assign, misc]
+        for number in range(before + RECENT):
+            pace.begin()
+            if number >= before:
+                pace.feed(pace.tokens)
+                now[0] += 0.05 + 0.01 * pace.tokens
+                pace.fed()
+            now[0] += 0.2 if number >= before else 0.05
+            pace.end(decoding=True)
+        assert 0.2 + 0.05 + 0.01 * pace.tokens == pytest.approx(WITHIN * 0.2, abs=0.02)
+
+
 def test_where_a_device_tells_what_pieces_take_none_is_tried() -> None:
     """Twice as many tokens may take hardly longer: who doubles a piece where half the time is left never finds out."""
     pace, now = PromptPace(on_gpu=True, seconds={64: 5.5, 128: 5.9, 256: 8.5, 512: 14.0}), [0.0]

@@ -127,6 +127,8 @@ class Engine:
         fed = None
         if any(request is not None and not request.asked for request in self.in_slot):
             self._collect(self.steps.lag, fed := self._prefill())
+            if pace is not None:
+                pace.fed()
         if fed is None or not self.steps.lag:  # those who are written to have waited for the prompt already
             self._compact()
         if self.speculator and self.speculator.awake([request for request in self.in_slot if request]):
@@ -166,9 +168,8 @@ class Engine:
         portion = self.schedule.next(self.in_slot, bool(self.waiting), self._copy_cells)
         if portion is None:
             return None
-        requests, slots, choice, special = portion.requests, portion.slots, TokenChoice.NONE, None
-        if portion.last:
-            choice = max(request.sampling.choice for request in requests)
+        requests, slots, special = portion.requests, portion.slots, None
+        choice = max(request.sampling.choice for request in requests) if portion.last else TokenChoice.NONE
         if portion.reads is not PromptRead.NOTHING and any(r.voice or r.observer for r in requests):
             special = sort_rows(requests, range(len(requests)), self.voice)
         try:
@@ -280,8 +281,7 @@ class Engine:
         """Move the last sequence into the first hole. False: there is none, or it does not pay."""
         used = [slot for slot, request in enumerate(self.in_slot) if request is not None]
         hole = next((slot for slot in range(len(used)) if self.in_slot[slot] is None), None)
-        source = max(used, default=0)
-        request = self.in_slot[source]
+        request = self.in_slot[source := max(used, default=0)]
         if hole is None or request is None or not request.asked or not self.steps.worth_moving(source + 1, len(used)):
             return False
         self._collect(0)  # a slot changes hands when all that its owner did is known

@@ -28,17 +28,22 @@ class PromptPace:
         self.tokens, self.on_gpu = self.least, on_gpu
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.clock = time.perf_counter if on_gpu else time.thread_time
-        self._step: float | None = None  # seconds without prompts
+        self._step: float | None = None  # seconds of steps without prompts
+        self._rest: float | None = None  # seconds of steps with prompts beside what was read, where that can be told
         self._recent: deque[float] = deque(maxlen=RECENT)  # seconds with them and without
-        self._began, self._fed = 0.0, 0
+        self._began, self._fed, self._read = 0.0, 0, 0.0
 
     def begin(self) -> None:
         """Note that a step begins."""
-        self._began, self._fed = self.clock(), 0
+        self._began, self._fed, self._read = self.clock(), 0, 0.0
 
     def feed(self, tokens: int) -> None:
         """Note that the step feeds so many tokens of prompts, padding included."""
         self._fed = tokens
+
+    def fed(self) -> None:
+        """Note that they are read: on a GPU that is not known."""
+        self._read = 0.0 if self.on_gpu else self.clock() - self._began
 
     @property
     def longest(self) -> float:
@@ -52,16 +57,18 @@ class PromptPace:
             return
         self._recent.append(seconds)
         if not self._fed:
-            before = seconds if self._step is None else self._step
-            self._step = before + NEWEST * (seconds - before)
-        if self._step is None:
+            self._step = _follow(self._step, seconds)
+        elif self._read:
+            self._rest = _follow(self._rest, seconds - self._read)
+        step = max(self._step or 0.0, self._rest or 0.0)  # who reads all the time has no other step to go by
+        if not step:
             return
-        allowed = max(0.0, WITHIN * min(self._step, statistics.median(self._recent)) - self._step)
+        allowed = max(0.0, WITHIN * min(step, statistics.median(self._recent)) - step)
         if self.seconds:
             fitting = [tokens for tokens, took in self.seconds.items() if took <= allowed]
             self.tokens = max(fitting, default=self.least)
         elif self._fed:
-            self._learn(allowed / max(seconds - self._step, 1e-9))
+            self._learn(allowed / max(self._read or seconds - step, 1e-9))
 
     def _learn(self, share: float) -> None:
         """Feed more or less from now on. `share`: how much longer than this time it might have taken."""
@@ -69,3 +76,8 @@ class PromptPace:
             wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
             wanted = 1 << (wanted.bit_length() - 1) if self.on_gpu else wanted
             self.tokens = max(self.least, min(self.most, wanted))
+
+
+def _follow(before: float | None, seconds: float) -> float:
+    """The mean of steps so far, the last ones most of all."""
+    return seconds if before is None else before + NEWEST * (seconds - before)
