@@ -226,7 +226,8 @@ def latency() -> Iterator[str]:
             yield row(name, load, first, gaps, f"{found['p99_over_median']:.1f}")
     yield ""
     ready = ", ".join(f"{name} {server['ready_seconds']:.0f} s" for name, server in tables["servers"].items())
-    yield f"From process start to ready: {ready}."
+    rates = ", ".join(f"{name} {server['requests_per_second']:.2f}" for name, server in tables["servers"].items())
+    yield f"From process start to ready: {ready}. Requests per second with as many clients as slots: {rates}."
 
 
 def loaded() -> Iterator[str]:
