@@ -1,5 +1,5 @@
 """Servers to measure: processes of their own, timed from their start. Knows commands and the address that they print or
-answer at; nothing of what they serve."""
+answer at; of what they serve no more than the precision that vLLM has to be told."""
 
 from __future__ import annotations
 
