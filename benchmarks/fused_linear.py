@@ -17,7 +17,7 @@ import torch
 import triton
 
 from tessellm.decoding.cuda.fused import layers
-from tessellm.experiments.rule_cost.experiment import bandwidth
+from tessellm_lab.rule_cost.experiment import bandwidth
 
 LAYERS = {
     "qkv": (2304, 4096, 0),

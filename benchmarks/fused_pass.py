@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from first_token import changed, replayed_ms
+from random_models import base_alone, random_composition
 from reference_overhead import RESULTS
 from tessellm.bench.measure import bandwidth
-from tessellm.bench.models import base_alone, random_composition
 from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.cuda.fused import decoder, layers, overlap
 from tessellm.decoding.members.groups import make_groups, member_logits

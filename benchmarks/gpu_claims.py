@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from speculation import GAIN, alike, same_texts
-from tessellm.experiments.lab.claims import Claim, at_least, at_most
+from tessellm_lab.common.claims import Claim, at_least, at_most
 
 Tables = Mapping[str, Any]
 KINDS = {

@@ -30,19 +30,20 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 import speculation as trained_speculation
+from decoding_figure import draw
 from draft_distribution import draft_always
 from equality import compared
 from gpu_claims import claims
+from random_models import base_alone, first_experts, random_composition
 from reference_overhead import RESULTS
 from step_profile import profiled
-from tessellm.bench.figure import draw
-from tessellm.bench.measure import Case, bandwidth, engine_steps, in_words, measure, random_prompts
-from tessellm.bench.models import base_alone, first_experts, random_composition
+from tessellm.bench.measure import bandwidth, engine_steps, in_words, measure, random_prompts
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.experiments.lab.claims import Result
 from tessellm.members.shared_tensors import unique_bytes
+from tessellm_lab.common.claims import Result
+from tessellm_lab.common.loops import loop_steps
 
 NAME = "gpu-decoding"
 FULL, LORA = 3, 8  # the most experts of each kind
@@ -82,8 +83,13 @@ class Bench:
         return self.bandwidth or bandwidth(torch.device(self.device))
 
     def row(self, model: Any, batch: int = 1, prompt: int = 128, loops: bool = False) -> dict[str, Any]:
-        case = Case(len(model.members) - 1, batch, prompt)
-        found = measure(model, case, self.new, self.rounds, self.bytes_a_second, True, loops and self.loops)
+        rows, short = random_prompts(model, [prompt] * batch), min(self.new, 24)
+        beside = {
+            "notebook": lambda: loop_steps(model, rows, short, to_cpu=True),
+            "on_device": lambda: loop_steps(model, rows, short, to_cpu=False),
+        }
+        beside = beside if loops and self.loops else {}
+        found = measure(model, batch, prompt, self.new, self.rounds, self.bytes_a_second, beside=beside)
         print(f"  {in_words(found)}", flush=True)
         return {**found, "rule": model.rule.name}
 
@@ -119,7 +125,7 @@ class Bench:
             before = torch.cuda.memory_allocated() if self.device == "cuda" else 0
             engine = Engine(model, batch, 128 + self.new)
             engine_steps(engine, random_prompts(model, [128] * batch), 4)
-            cache = sum(group.cache.bytes for group in engine.steps.work.groups)
+            cache = sum(group.cache.bytes for group in engine.executor.groups)
             engine_bytes = torch.cuda.memory_allocated() - before if self.device == "cuda" else cache
             weights = unique_bytes(model.members.values())
             found[name] = {"weights": weights, "engine": engine_bytes, "all": weights + engine_bytes}

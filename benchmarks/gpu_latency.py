@@ -1,7 +1,7 @@
 """The first token and the first minute on one GPU: google/gemma-2-2b's shapes, random weights, bfloat16.
 
     python benchmarks/gpu_latency.py --parts first                              the first token, a minute or two
-    python benchmarks/gpu_latency.py --parts cases --only "lora belief"         one case, cold where its kernels are new
+    python benchmarks/gpu_latency.py --parts cases --only "lora mixture"        one case, cold where its kernels are new
     python benchmarks/gpu_latency.py --device cpu --shapes gemma-tiny --quick   all of it in small, to see that it runs
 
 `first`: the time to the first token, prompts of 128 tokens by kernels and by modules, and of 2,048 against the device's
@@ -34,15 +34,14 @@ import tessellm
 from first_token import FirstToken
 from latency_case import EXPERTS, Case, Run
 from reference_overhead import RESULTS
-from tessellm.bench.latency import LIMIT
-from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
+from server_latency import LIMIT
+from tessellm_lab.common.claims import Claim, Result, at_least, at_most
 
 NAMES = {"first": "gpu-latency", "cases": "gpu-latency-cases"}  # of the results of each part
 FIRST = {"full": 8.0, "lora": 5.0}  # ms to the first token of a prompt of 128, at most
 LORA_STEP = 2.0  # ms per step of a base and three LoRA experts, at most
 FEW_LAYERS = 2  # one of each kind: with a sliding window, and without
-CASES = [("lora", "belief"), ("full", "belief"), ("full", "product"), ("lora", "product"), ("full", "evidence"),
-         ("lora", "evidence")]  # fmt: skip
+CASES = [("lora", "mixture"), ("full", "mixture"), ("full", "product"), ("lora", "product")]
 
 
 def claims(found: dict[str, dict[str, Any]]) -> list[Claim]:
@@ -101,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", default="gemma-2-2b")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument("--parts", default=",".join(NAMES), help="first, cases, or both")
-    parser.add_argument("--only", action="append", help="a case such as 'lora belief', or a kind for the first token")
+    parser.add_argument("--only", action="append", help="a case such as 'lora mixture', or a kind for the first token")
     parser.add_argument("--steps", type=int, default=10_000, help="of each case")
     parser.add_argument("--cache", type=Path, help="a folder for compiled kernels and findings, kept for the next call")
     parser.add_argument("--fill", action="store_true", help="compile the kernels of all cases first, side by side")

@@ -108,7 +108,7 @@ def main() -> None:
     if given.json:
         print(json.dumps(after))
         return
-    from tessellm.experiments.lab.claims import Claim, Result
+    from tessellm_lab.common.claims import Claim, Result
 
     before, claims = measure_commit(given.before), []
     for token, called in after.items():

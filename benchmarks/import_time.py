@@ -11,7 +11,7 @@ import sys
 import time
 
 from reference_overhead import RESULTS
-from tessellm.experiments.lab.claims import Claim, Result
+from tessellm_lab.common.claims import Claim, Result
 
 CALLS = ("--help", "--version", "generate --help", "tune --help", "conpose", "generate", "generate out hi --nope")
 ROUNDS, LIMIT = 10, 0.5

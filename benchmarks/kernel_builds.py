@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tessellm.bench.models import with_deltas
+from random_models import with_deltas
 from tessellm.decoding.cuda.fused import decoder, layers, library, prompts
 from tessellm.decoding.members.attention import SlotCache
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from tessellm.bench.latency import LIMIT, spread
+from random_models import random_composition
+from server_latency import LIMIT, spread
 from tessellm.bench.measure import random_prompts, synchronise
-from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
+from tessellm.decoding.prefill_controller import Chunk
 from tessellm.decoding.preparation import prepare
-from tessellm.decoding.prompt_schedule import Portion
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 
@@ -55,7 +55,7 @@ class Run:
         gc.freeze()  # here and below as the server does
         self.engine = Engine(self.model, self.slots, self.context)
         self.prepared = prepare(self.engine)
-        self.engine.schedule.keep_pace(self.engine.steps.piece_seconds())
+        self.engine.controller.keep_pace(self.engine.executor.chunk_seconds())
         gc.collect()
         gc.freeze()
         self.found: dict[str, Any] = {
@@ -92,7 +92,7 @@ class Run:
 
     def prepared_by(self) -> dict[str, float]:
         """Seconds of preparation by kind of pass, and the slowest passes."""
-        took: dict[tuple[Any, ...], float] = getattr(self.engine.steps, "capture_seconds", {})
+        took: dict[tuple[Any, ...], float] = getattr(self.engine.executor, "capture_seconds", {})
         kinds = sorted({(str(key[0]), key[-1].name) for key in took})
         found = {
             f"{name} {choice}": sum(s for key, s in took.items() if (key[0], key[-1].name) == (name, choice))
@@ -169,8 +169,8 @@ class StepLog:
         for owner, name in (
             (engine, "_copy_cells"),
             (engine, "_admit"),
-            (engine.schedule, "next"),
-            (engine.steps, "prefill"),
+            (engine.controller, "next"),
+            (engine.executor, "prefill"),
         ):
             self._watch(owner, name)
 
@@ -182,8 +182,8 @@ class StepLog:
             start = time.perf_counter()
             found = run(*given, **named)
             self.now[what] = self.now.get(what, 0.0) + 1e3 * (time.perf_counter() - start)
-            if isinstance(found, Portion):
-                self.now |= {"fed": found.counts, "reads": found.reads.value, "last": found.last}
+            if isinstance(found, Chunk):
+                self.now |= {"fed": [part.count for part in found.parts], "last": found.is_last}
             return found
 
         setattr(owner, name, watched)
@@ -202,14 +202,14 @@ class StepLog:
 def drafts_of(engine: Engine) -> list[int]:
     """A list to which each pass that verifies drafts adds how long they were."""
     lengths: list[int] = []
-    run = engine.steps.run
+    run = engine.executor.run
 
     def noted(name: str, run_pass: Any, rows: int, length: int, *given: Any) -> None:
         if name == "verify":
             lengths.append(length)
         run(name, run_pass, rows, length, *given)
 
-    engine.steps.run = noted  # type: ignore[method-assign]
+    engine.executor.run = noted  # type: ignore[method-assign]
     return lengths
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache
 
-from tessellm.bench.models import random_composition
-from tessellm.experiments.lab.claims import Claim, Result
+from random_models import random_composition
+from tessellm_lab.common.claims import Claim, Result
 
 SHAPES, PROMPT, ROUNDS = "llama-512", 128, 60
 RESULTS = Path(__file__).resolve().parent.parent / "results"

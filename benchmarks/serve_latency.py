@@ -23,7 +23,7 @@ import httpx
 from reference_overhead import RESULTS
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
+from tessellm_lab.common.claims import Claim, Result, at_least, at_most
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from servers import Running, serving, tiny

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tessellm.model.usual import PROMPTS
 
 from odd_requests import odd_requests
 from reference_overhead import RESULTS
 from serve_latency import resident_mib
-from tessellm.experiments.lab.claims import Claim, Result, at_least, at_most
-from tessellm.model.usual import PROMPTS
 from tessellm.serve.freed_memory import EVERY
+from tessellm_lab.common.claims import Claim, Result, at_least, at_most
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from servers import Running, serving

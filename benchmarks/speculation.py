@@ -33,7 +33,8 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling, TokenChoice
 from tessellm.decoding.speculation import Speculation
-from tessellm.experiments.demo.letters import (
+from tessellm_lab.common.claims import Claim, Result, at_least
+from tessellm_lab.letters_demo.letters import (
     END_OF_PROMPT,
     EOS,
     LetterSettings,
@@ -43,7 +44,6 @@ from tessellm.experiments.demo.letters import (
     sample_strings,
     train_base,
 )
-from tessellm.experiments.lab.claims import Claim, Result, at_least
 from watched import Watched
 
 SETTINGS = LetterSettings(max_length=24, base_steps=4000)
@@ -168,7 +168,7 @@ def compare(
     apart = parted(expected, drafting.run(prompts, greedy))
     speculator.prepare(max(map(len, prompts)), room(prompts), TokenChoice.GREEDY)
     for each in both:
-        each.engine.steps.ready_prompts(sorted({*map(len, prompts)}), TokenChoice.GREEDY)
+        each.engine.executor.ready_prompts(sorted({*map(len, prompts)}), TokenChoice.GREEDY)
         each.run(prompts, greedy)
         each.forget()
     earlier = speculator.passes, speculator.drafted, speculator.accepted
@@ -220,7 +220,7 @@ def _prepared(both: Sequence[Watched]) -> dict[str, float]:
     return {
         "graphs": sum(len(each.graph_seconds) for each in both),
         "compiled": torch._dynamo.utils.counters["stats"]["unique_graphs"],
-        "seconds": sum(each.engine.steps.prepared_seconds for each in both),
+        "seconds": sum(each.engine.executor.prepared_seconds for each in both),
     }
 
 

@@ -9,10 +9,10 @@ import time
 
 import torch
 
+from random_models import random_composition
 from reference_overhead import PROMPT, RESULTS, ROUNDS, SHAPES, overhead
-from tessellm.bench.models import random_composition
 from tessellm.diagnose.recorder import Recorder
-from tessellm.experiments.lab.claims import Claim, Result
+from tessellm_lab.common.claims import Claim, Result
 
 LIMIT = 1.10
 

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.experiments.lab.claims import Claim, Result
+from tessellm_lab.common.claims import Claim, Result
 
 CONFIG = LlamaConfig(
     vocab_size=16_000,
@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(1)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        tables = {rule: measure(rule, Path(folder)) for rule in ("product", "evidence")}
+        tables = {rule: measure(rule, Path(folder)) for rule in ("product", "mixture")}
     claims = [
         Claim(
             id=f"{rule}, 32 requests",

@@ -22,7 +22,7 @@ class Watched:
 
     def __post_init__(self) -> None:
         """Note what every replayed graph keeps the device busy for."""
-        inner = getattr(self.engine.steps, "_replay", None)
+        inner = getattr(self.engine.executor, "_replay", None)
         if inner is None:
             return
 
@@ -30,12 +30,12 @@ class Watched:
             inner(name, run, *shape)
             self.busy += self.graph_seconds[name, *shape]
 
-        self.engine.steps._replay = replay  # type: ignore[attr-defined]
+        self.engine.executor._replay = replay  # type: ignore[attr-defined]
 
     @property
     def graph_seconds(self) -> dict[tuple[Any, ...], float]:
         """The device's seconds per captured pass; none on a CPU."""
-        return getattr(self.engine.steps, "graph_seconds", {})
+        return getattr(self.engine.executor, "graph_seconds", {})
 
     def clock(self) -> float:
         """On a CPU the seconds of its one thread, whatever else the machine does."""

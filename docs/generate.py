@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DIAGNOSE = ROOT / "docs" / "diagnose.md"
 SERVE = ROOT / "docs" / "serve.md"
-TABLE = ROOT / "docs" / "experiments-table.md"
-EVERYTHING = ROOT / "docs" / "results.md"
+TABLE = ROOT / "lab" / "docs" / "experiments-table.md"
+LAB = ROOT / "lab"
+KEPT = {ROOT / "docs" / "results.md": ROOT / "results", LAB / "docs" / "results.md": LAB / "results"}
 FOLDERS = {
+    "lab/": "tessellm-lab, its own distribution: experiments, theory, probe, particles; their tests, docs, results",
     "adapters/": "LoRA experts of SmolLM2-135M-Instruct that the project trained",
     "data/": "samples of the test splits that they are judged on",
     "tests/": "mirror src",
@@ -49,10 +51,13 @@ MARKS = {True: "yes", False: "**no**", None: ""}
 
 @cache
 def contents() -> dict[str, Any]:
-    """What is in results/, by name."""
-    return {
-        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results").glob("*.json"))
-    }
+    """What is in results/ and lab/results/, by name."""
+    return {name: content for folder in KEPT.values() for name, content in contents_of(folder).items()}
+
+
+@cache
+def contents_of(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
 def results() -> Iterator[str]:
@@ -72,13 +77,14 @@ def not_held(every: dict[str, Any]) -> str:
     """How many claims were judged, and how many of which results did not hold."""
     judged = sum(claim["holds"] is not None for content in every.values() for claim in content["claims"])
     failed = {name: sum(map(failing, content["claims"])) for name, content in every.items()}
-    where = ", ".join(f"[{name}](docs/results.md#{name}) ({count})" for name, count in failed.items() if count)
+    pages = {name: page.relative_to(ROOT) for page, folder in KEPT.items() for name in contents_of(folder)}
+    where = ", ".join(f"[{name}]({pages[name]}#{name}) ({count})" for name, count in failed.items() if count)
     return f"Of {judged} claims with a target, {sum(failed.values())} did not hold: {where}."
 
 
-def all_results() -> Iterator[str]:
-    """Every claim of every result."""
-    for name, content in contents().items():
+def all_results(folder: Path) -> Iterator[str]:
+    """Every claim of every result there."""
+    for name, content in contents_of(folder).items():
         size = f", size {content['size']}" if content["size"] else ""
         yield f"## {name}"
         yield ""
@@ -120,10 +126,9 @@ def purpose_of(path: Path) -> str:
 
 
 def folder(path: Path, indent: str = "  ") -> Iterator[str]:
-    """A folder's line, and those of its folders; experiments are many, and listed elsewhere."""
+    """A folder's line, and those of its folders."""
     yield f"{indent + path.name + '/':<22} {purpose_of(path / '__init__.py')}"
-    inner = () if path.name == "experiments" else sorted(path.iterdir())
-    for each in inner:
+    for each in sorted(path.iterdir()):
         if (each / "__init__.py").is_file():
             yield from folder(each, indent + "  ")
 
@@ -175,7 +180,7 @@ def table() -> Iterator[str]:
     for claim in content["claims"]:
         yield row(*cells_of(claim, content))
     yield ""
-    yield "![Shares right by kind of problem and column](images/table.png)"
+    yield "![Shares right by kind of problem and column](../results/table.png)"
 
 
 def serving() -> Iterator[str]:
@@ -275,7 +280,7 @@ def with_block(text: str, name: str, lines: Iterator[str]) -> str:
 
 
 def figures() -> dict[Path, bytes]:
-    """The results' figures, where the pages can show them."""
+    """The results' figures, where the pages can show them; the lab's pages show those of lab/results/."""
     return {ROOT / "docs" / "images" / path.name: path.read_bytes() for path in (ROOT / "results").glob("*.png")}
 
 
@@ -286,7 +291,10 @@ def pages() -> dict[Path, str]:
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
         DIAGNOSE: with_block(page, "prediction", prediction()),
         TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
-        EVERYTHING: with_block(EVERYTHING.read_text(encoding="utf-8"), "all results", all_results()),
+        **{
+            each: with_block(each.read_text(encoding="utf-8"), "all results", all_results(folder))
+            for each, folder in KEPT.items()
+        },
         SERVE: with_block(with_block(with_block(served, "serving", serving()), "latency", latency()), "load", loaded()),
     }
 

@@ -42,7 +42,7 @@ def member(name: str) -> MemberSize:
 
 
 def needs(*names: str) -> Needs:
-    return Needs(tuple(map(member, names)), "evidence" if len(names) > 1 else "alone", 2, len(names) > 1, rests=False)
+    return Needs(tuple(map(member, names)), "mixture" if len(names) > 1 else "alone", 2, len(names) > 1)
 
 
 def paper() -> Iterator[str]:

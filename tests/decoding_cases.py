@@ -35,7 +35,9 @@ KINDS = ("llama", "gemma2", "gpt2", "qwen2", "mixed", "adapters", "both")
 
 
 def composition(kind: str, folder: Path, experts: int = 2, **settings: Any) -> Any:
-    """A small composition: full fine-tunes of one architecture, of several, LoRA adapters, or both."""
+    """A small composition: full fine-tunes of one architecture, of several, LoRA adapters, or both; by `product` unless
+    settings say otherwise."""
+    settings = {"rule": "product", **settings}
     if kind == "mixed":
         base = build_model("llama")
         return tessellm.compose(base, {"a": build_model("gpt2", 3), "b": perturbed(base, 1)}, **settings)
@@ -61,7 +63,7 @@ def bloom() -> Any:
     torch.manual_seed(0)
     settings = transformers.BloomConfig(vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes)
     base = transformers.BloomForCausalLM(settings).eval()
-    model = tessellm.compose(base, {"math": perturbed(base, 1), "coding": perturbed(base, 2)})
+    model = tessellm.compose(base, {"math": perturbed(base, 1), "coding": perturbed(base, 2)}, rule="product")
     model.tokenizer = character_tokenizer()
     return model
 

@@ -26,14 +26,14 @@ def composition(kind: str, folder: Path, layers: int = 2) -> Any:
         everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         some = {"e1": ["q_proj", "up_proj"], "e2": everywhere}
         paths = {name: str(save_lora(home, folder / name, 3, target_modules=t)) for name, t in some.items()}
-        return tessellm.compose(str(home), paths)
+        return tessellm.compose(str(home), paths, rule="product")
     settings = {"attn_implementation": "eager"} if kind == "gemma2" else {}
     base = build_model(kind, **sizes, **settings)
     if kind == "qwen2":
         for name, parameter in base.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
-    return tessellm.compose(base, {"e1": perturbed(base, 1), "e2": perturbed(base, 2)})
+    return tessellm.compose(base, {"e1": perturbed(base, 1), "e2": perturbed(base, 2)}, rule="product")
 
 
 def grouped(composed: Any, slots: int, cells: int) -> tuple[Any, FusedDecoder]:

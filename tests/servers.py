@@ -23,12 +23,12 @@ from conftest import build_model, character_tokenizer, perturbed, save_member
 
 
 def tiny(home: Path) -> tuple[Any, Path]:
-    """A composition by evidence, and its folder. Texts of these random members go on for a while."""
+    """A composition by Eq. 2, and its folder. Texts of these random members go on for a while."""
     base = build_model("llama", 3)
     members = {"base": base, "math": perturbed(base, 1), "coding": perturbed(base, 2, only="layers.1")}
     tokenizer = character_tokenizer()
     places = {name: str(save_member(member, home / name, tokenizer)) for name, member in members.items()}
-    model = tessellm.compose(places.pop("base"), places, rule="evidence")
+    model = tessellm.compose(places.pop("base"), places, rule="product")
     model.save_pretrained(home / "tiny")
     return model, home / "tiny"
 

@@ -195,9 +195,7 @@ def test_notes_say_whose_chat_template_it_is(members_dir: Path) -> None:
     marked = tessellm.compose(*members, chat_template="Q: {{ messages[-1]['content'] }}\nA:").notes
     open_ended = tessellm.compose(*members, chat_template="Q: {{ messages[-1]['content'] }}").notes
     assert [note for note in marked if "template" in note] == ["The chat template is the one given."]
-    assert [note for note in open_ended if "template" in note] == [
-        "The chat template is the one given; nothing behind the prompt tells where answers begin, as belief needs it."
-    ]
+    assert [note for note in open_ended if "template" in note] == ["The chat template is the one given."]
 
 
 def test_mixed_architectures_compose_and_a_model_may_not_say_its_context(members_dir: Path, tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ SOURCE = Path(tessellm.__file__).parent
 
 
 def public_classes() -> dict[str, list[str]]:
-    """Where every public class outside experiments is."""
+    """Where every public class is."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
-        place = path.relative_to(SOURCE)
-        if place.parts[0] != "experiments":
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(place.as_posix())
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(path.relative_to(SOURCE).as_posix())
     return dict(found)
 
 

@@ -11,7 +11,8 @@ import tessellm
 
 SOURCE = Path(tessellm.__file__).parent
 MOST = 8
-PRESCRIBED = {  # signatures of transformers'
+PRESCRIBED = {  # signatures of transformers', and the one that users write, whose arguments are all by keyword
+    ("compose.py", "compose"),
     ("model/composed.py", "forward"),
     ("decoding/members/attention.py", "slot_attention"),
 }

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tessellm.commands.app import app
+from tessellm.commands.plugins import LAB, plugin_names
 from tessellm.recipe import Recipe, read_recipe
 from test_imports import LIBRARY
 
@@ -23,12 +24,12 @@ def test_generated_blocks_are_current():
 
 def test_the_command_table_is_the_command_line():
     shown = set(re.findall(r"^\| `tessellm (\w+)", README, re.MULTILINE))
-    assert shown == {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert shown == {command.callback.__name__ for command in app.registered_commands} | set(LAB)
 
 
 def test_the_commands_are_listed_in_whole_sentences(cli):
     listed = cli("--help").out.split("Commands:")[1]
-    assert len(listed.strip().splitlines()) == len(app.registered_commands)
+    assert len(listed.strip().splitlines()) == len(app.registered_commands) + len(plugin_names())
     assert "..." not in listed
 
 
@@ -68,5 +69,6 @@ def test_ready_recipes_are_valid(path):
 
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f" {page.name}" in navigation, page.name
+    for folder, start in (("docs", ""), ("lab/docs", "lab/")):
+        for page in (ROOT / folder).glob("*.md"):
+            assert f" {start}{page.name}" in navigation, page.name

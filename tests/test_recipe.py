@@ -45,6 +45,28 @@ def test_every_key_reaches_the_composition(own_members: Path) -> None:
     assert model.config.members[2]["kind"] == "adapter"
 
 
+def test_what_is_said_of_routing_reaches_the_composition(own_members: Path) -> None:
+    (own_members / "asked.txt").write_text("sort a list\n")
+    path = recipe_at(
+        own_members,
+        """
+base: {source: ./base, examples: ["how are you?"]}
+experts:
+  math: {source: ./math, description: Adds numbers., examples: [1 + 1, 2 + 2]}
+  coding: {source: ./lora_coding, examples: ./asked.txt}
+rule: {name: mixture, switch_prob: 0.05}
+base_retention: 0.8
+router: false
+""",
+    )
+    model = read_recipe(path).compose(path.parent)
+    assert model.config.routing == {"enabled": False, "base_retention": 0.8}
+    assert model.router is None
+    assert model.rule.routed.switch_prob == 0.05
+    said = [(entry.get("description"), entry.get("examples")) for entry in model.config.members]
+    assert said == [(None, ["how are you?"]), ("Adds numbers.", ["1 + 1", "2 + 2"]), (None, ["sort a list"])]
+
+
 def test_paths_with_a_dot_are_relative_to_the_recipe_wherever_one_is(
     own_members: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +88,10 @@ def test_json_says_the_same(own_members: Path) -> None:
 
 
 WRONG = {
+    "base: ./b\nexperts: {m: {source: ./m, description: 3}}": "m.description: expected one line that says what",
+    "base: ./b\nexperts: {m: {source: ./m, examples: {}}}": "experts.m.examples: expected a list of prompts, or a file",
+    "base: ./b\nexperts: {m: ./m}\nbase_retention: '1'": "base_retention: expected a share between 0 and 1",
+    "base: ./b\nexperts: {m: ./m}\nrouter: 1": "router: expected true or false; got 1",
     "": "expected a mapping with the keys base and experts; got nothing",
     "- a": "got a list",
     "just text": "got text",

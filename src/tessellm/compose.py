@@ -15,12 +15,16 @@ from .errors import MemberError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
-from .model.habits import can_be_read, is_unread
-from .rules import DEFAULT, RULES, ComposedRule, Product, Rule, RuleLike, default_termination
-from .rules.belief import Belief
+from .routing.calibrated import prepare_router
+from .routing.calibration import Progress
+from .routing.router import BASE_RETENTION
+from .rules import DEFAULT, RULES, ComposedRule, Mixture, Product, Rule, RuleLike, default_termination
 from .rules.termination import POLICIES
 from .vocabulary import Speaker, Vocabulary, agree
+from .vocabulary.chats import render_chat
 from .vocabulary.notes import choose_chat_template
+
+ROUTING = {"enabled": True, "base_retention": BASE_RETENTION, "embedder": None}
 
 
 def compose(
@@ -33,40 +37,63 @@ def compose(
     device_map: str | int | Mapping[str, Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
+    router: bool = True,
+    base_retention: float = BASE_RETENTION,
+    embedder: str | None = None,
+    progress: Progress | None = None,
     **loading: Any,
 ) -> ComposedForCausalLM:
     """Compose language models that share a base into one model.
 
     A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
-    `source` and any of `weight`, `style`, `revision`, `dtype`, `device`, `quantization`, `any_base`. With `style: True`
-    an expert is heard in every answer, whoever else answers. `rule` is a name, a mapping with `name` and parameters, or
-    a rule object; by default `belief` for several experts of a chat model, which read some dozens of prompts first, and
-    for experts with a style, else `evidence`. `weights` maps experts to numbers, 1 where not given. `termination`
-    says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one device or
-    placement for all members, or a mapping from member names to theirs. `tokenizer` stands in for a base that was
+    `source` and any of `description`, `examples`, `weight`, `style`, `revision`, `dtype`, `device`, `quantization`,
+    `any_base`. `description` is one line, `examples` a list of prompts or a file: the router goes by both (the base's
+    examples are prompts that it keeps). With `style: True` an expert is heard in every answer. A PeftModel in place of
+    `experts` is all its adapters. `rule` is a name, a mapping with `name` and parameters, or a rule object; by default
+    `mixture`: the router decides which members answer. `weights` maps experts to numbers, 1 where not given.
+    `termination` says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one
+    device or placement for all members, or a mapping from names to theirs. `tokenizer` stands in for a base that was
     given as a loaded model. `chat_template` says how prompts are put (Jinja, as transformers take it), in place of the
-    members' own: with one, experts of a base without a template are composed by `belief`, too. Everything else
-    (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …) says how members are loaded.
+    members' own. `router=False` leaves routing out, `base_retention` is the share of ordinary prompts that stay with
+    the base, `embedder` a sentence-transformers model beside the base's token vectors, `progress` is called with how
+    many calibration prompts were read, of how many. Everything else (`dtype`, `attn_implementation`,
+    `trust_remote_code`, `token`, …) says how members are loaded.
     """
     specs = member_specs(base, experts, weights, device_map)
     entry = styled_entry(rule_entry(rule), specs)  # what is wrong with it should show before anything is loaded
     if termination is not None:
-        check_termination(termination)
+        check_termination(termination, entry)
+    settings = routing_settings(router, base_retention, embedder)
     if not isinstance(chat_template, str | None):
         raise RecipeError(f"chat_template: expected text; got {type(chat_template).__name__}")
     members = load_members(specs, make_loading(loading), tokenizer)
     model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule, termination)
+    model.config.routing = settings
     if chat_template is not None:
         _put_by(model, chat_template)
-    if is_unread(entry):
-        model.set_rule(entry, termination=termination)  # again, now that there is a tokenizer
+    prepare_router(model, progress)
     return model
+
+
+def routing_settings(router: bool, base_retention: float, embedder: str | None) -> dict[str, Any]:
+    """Return what the config holds of routing: what is not the default."""
+    if not isinstance(router, bool):
+        raise RecipeError(f"router: expected true or false; got {router!r}. For one of your own, set model.router")
+    is_share = isinstance(base_retention, int | float) and not isinstance(base_retention, bool)
+    if not is_share or not 0 < base_retention < 1:
+        raise RecipeError(f"base_retention: expected a share between 0 and 1, such as 0.95; got {base_retention!r}")
+    if embedder is not None and (not isinstance(embedder, str) or not embedder):
+        raise RecipeError(f"embedder: expected a sentence-transformers model's name or folder; got {embedder!r}")
+    given = {"enabled": router, "base_retention": float(base_retention), "embedder": embedder}
+    return {key: value for key, value in given.items() if value != ROUTING[key]}
 
 
 def member_specs(
     base: Any, experts: Mapping[str, Any], weights: Mapping[str, float] | None, device_map: Any
 ) -> dict[str, MemberSpec]:
-    """Every member's specification by name, the base first."""
+    """Every member's specification by name, the base first. A PeftModel in place of the experts is all its adapters."""
+    if hasattr(experts, "peft_config") and hasattr(experts, "get_base_model"):
+        experts = dict.fromkeys(experts.peft_config, experts)
     if not isinstance(experts, Mapping) or not experts:
         raise RecipeError("a composition needs at least one expert: expected a mapping from names to members")
     for name in experts:
@@ -84,7 +111,10 @@ def member_specs(
 def member_spec(name: str, member: Any, **changes: Any) -> MemberSpec:
     """What was said of one member; what is wrong with it is said with its name."""
     try:
-        return replace(MemberSpec.of(member), **changes)
+        spec = replace(MemberSpec.of(member), **changes)
+        if name == "base" and spec.description is not None:
+            raise MemberError("a description says when an expert answers; the base answers all else. Leave it out")
+        return replace(spec, examples=spec.prompts or None)
     except MemberError as error:
         raise MemberError(f"member {name!r}: {error}") from error
 
@@ -118,7 +148,7 @@ def load_members(
     members: list[Member] = []
     for name, spec in specs.items():
         member = load_member(name, spec, members[0] if members else None, loading)
-        _check_forward(member)
+        check_member(member)
         if tokenizer is not None and member.tokenizer is None:
             member = replace(member, tokenizer=tokenizer)
         if members and member.source is not None and not member.is_adapter:
@@ -165,9 +195,15 @@ def _member_notes(members: Sequence[Member]) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {note}" for note, names in owners.items())
 
 
-def check_termination(termination: str) -> None:
+def check_termination(termination: str, entry: Mapping[str, Any]) -> None:
+    """Refuse a policy that there is not, or that the rule does not take."""
     if termination not in POLICIES:
         raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), POLICIES)}")
+    if entry["name"] == Mixture.name and termination != "rule":
+        raise RecipeError(
+            f"termination {termination!r} is for the rule product: the rule mixture ends where its components end. "
+            "Leave it out, or use rule: product"
+        )
 
 
 def rule_entry(rule: RuleLike) -> dict[str, Any]:
@@ -201,14 +237,14 @@ def styled_entry(entry: dict[str, Any], specs: Mapping[str, MemberSpec]) -> dict
     if 0 in styles:
         raise MemberError("member 'base' cannot be a style: a style is an expert that all others are heard in")
     name = entry["name"]
-    if name not in (DEFAULT, Belief.name, Product.name):
+    if name not in (DEFAULT, Mixture.name, Product.name):
         raise RecipeError(
-            f"the rule {name!r} knows no styles, and {list(specs)[styles[0]]!r} is declared one. Use the rule belief, "
+            f"the rule {name!r} knows no styles, and {list(specs)[styles[0]]!r} is declared one. Use the rule mixture, "
             "product, which hears every expert everywhere, or leave out `style`"
         )
     if name == Product.name or len(styles) == len(specs) - 1:
         return {"name": Product.name}
-    return {**entry, "name": Belief.name, "styles": styles}
+    return {**entry, "name": Mixture.name, "styles": styles}
 
 
 def _described(rule: Rule) -> dict[str, Any]:
@@ -218,7 +254,7 @@ def _described(rule: Rule) -> dict[str, Any]:
         raise RecipeError(str(error)) from error
 
 
-def _check_forward(member: Member) -> None:
+def check_member(member: Member) -> None:
     if isinstance(member.model, ComposedForCausalLM):
         raise MemberError(f"member {member.name!r} is itself a composition. List its members instead")
     wanted = {"input_ids", "past_key_values", "logits_to_keep"}
@@ -273,9 +309,8 @@ def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedT
 def _put_by(model: ComposedForCausalLM, template: str) -> None:
     """Give a composition the user's chat template, and say so in place of what was said of the members' own."""
     model.tokenizer = _with_template(model.tokenizer, template)
-    unmarked = "" if can_be_read(model) else "; nothing behind the prompt tells where answers begin, as belief needs it"
     told = choose_chat_template([_speaker(member) for member in model.loaded_members if member.tokenizer])[1]
-    model.notes = (*(note for note in model.notes if note != told), f"The chat template is the one given{unmarked}.")
+    model.notes = (*(note for note in model.notes if note != told), "The chat template is the one given.")
 
 
 def _with_template(tokenizer: PreTrainedTokenizerBase | None, template: str) -> PreTrainedTokenizerBase:
@@ -286,7 +321,7 @@ def _with_template(tokenizer: PreTrainedTokenizerBase | None, template: str) -> 
     tokenizer.chat_template = template
     prompt, wrong = "what is asked", "it leaves out what the user says"
     try:
-        put = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False)
+        put = render_chat(tokenizer, [{"role": "user", "content": prompt}], generation_prompt=False).text
     except Exception as error:  # a template raises what it likes
         put, wrong = "", f"it cannot be run: {error}"
     if prompt not in put:

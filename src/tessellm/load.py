@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import load
+from .checkpoint.cached import cached_place, is_cached, keep
 from .errors import MemberError
 from .model import ComposedForCausalLM
 from .model.variants import alone, changed_weights, check_alone, check_rule_name, meant_rule, no_such_speaker
+from .recipe import find_recipe
+from .routing.calibration import Progress
 from .rules import Product
 
 
@@ -19,22 +22,32 @@ def load_model(
     dtype: str | None = None,
     rule: str | None = None,
     only: str | None = None,
+    base: str | None = None,
+    progress: Progress | None = None,
 ) -> ComposedForCausalLM:
-    """A composition from its folder or hub id, or from a recipe; `rule`: what a recipe's members are composed by, if it
-    is another than its own, which might take long to make for nothing; `only`: the one member that is wanted, if it can
-    be had without the others."""
-    if Path(path).suffix in (".yaml", ".yml", ".json"):
-        from .recipe import read_recipe
-
-        recipe = read_recipe(Path(path))
-        own = recipe.rule if isinstance(recipe.rule, str) else recipe.rule.get("name")
-        changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
-        changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
-        wanted = next(iter(recipe.experts)) if only == "base" else only
-        if wanted in recipe.experts:
-            changes["experts"] = {wanted: recipe.experts[wanted]}
-        return recipe.model_copy(update=changes).compose(Path(path).parent)
-    return load(path, only=only, device_map=device, dtype=dtype or "auto")
+    """A composition from its folder or hub id, from a recipe, or from a folder of adapters, on `base` if it is given;
+    `rule`: what a recipe's members are composed by, if it is another than its own, which might take long to make for
+    nothing; `only`: the one member that is wanted, if it can be had without the others; `progress`: called with how
+    many calibration prompts were read, of how many."""
+    found = find_recipe(path, base)
+    if found is None:
+        return load(path, only=only, progress=progress, device_map=device, dtype=dtype or "auto")
+    recipe = found.recipe
+    own = recipe.rule if isinstance(recipe.rule, str) else recipe.rule.get("name")
+    changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
+    changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
+    wanted = next(iter(recipe.experts)) if only == "base" else only
+    if wanted in recipe.experts:
+        changes["experts"] = {wanted: recipe.experts[wanted]}
+    if found.adapters is None:
+        return found.compose(progress, **changes)
+    place = cached_place(found.adapters, {"rule": changes.get("rule"), "dtype": dtype})
+    if is_cached(place):
+        return load(place, only=only, progress=progress, device_map=device, dtype=dtype or "auto")
+    model = found.compose(progress, **changes)
+    if only is None and (why := keep(model, place)):
+        model.notes += (why,)
+    return model
 
 
 def load_speaker(
@@ -43,6 +56,8 @@ def load_speaker(
     dtype: str | None = None,
     rule: str | None = None,
     weights: Mapping[str, float] | None = None,
+    base: str | None = None,
+    progress: Progress | None = None,
 ) -> ComposedForCausalLM:
     """Load a composition, under another rule or with other weights if they are given, or one member (MODEL:MEMBER)."""
     path, member = split_speaker(asked)
@@ -50,7 +65,7 @@ def load_speaker(
         check_alone(asked, rule, weights)
     if rule is not None:
         check_rule_name(rule)
-    model = load_model(path, device, dtype, rule if member is None else Product.name, member)
+    model = load_model(path, device, dtype, rule if member is None else Product.name, member, base, progress)
     if member is not None:
         if member not in model.members:
             raise MemberError(no_such_speaker(asked, path, model.config.member_names))

@@ -3,10 +3,15 @@
     base: google/gemma-2-2b
     experts:
       math: MergeBench/gemma-2-2b_math
-      coding: {source: MergeBench/gemma-2-2b_coding, weight: 0.8}
+      coding:
+        source: MergeBench/gemma-2-2b_coding
+        description: Writes Python functions.
+        examples: [Write a function that sorts a list., "Fix this loop:"]  # or a file of prompts
+        weight: 0.8
     rule: evidence                  # or product, or {name: evidence, …parameters}
     termination: owner              # who may stop; by default what suits the rule
     dtype: bfloat16
+    base_retention: 0.95            # the share of ordinary prompts that the router leaves to the base
     device_map: {base: "cuda:0", math: "cuda:1", coding: "cuda:1"}
 
 Paths that begin with a dot are relative to the recipe, other paths to the folder one is in. Unknown keys are
@@ -17,8 +22,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +35,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .compose import compose
 from .errors import MemberError, RecipeError
 from .members import MemberSpec
+from .members.folders import AdapterFolder, is_adapter_folder, read_adapter_folder
 from .members.spec import EXPECTED as MEMBER_KEYS
 from .model import ComposedForCausalLM
+from .routing.calibration import Progress
+from .routing.router import BASE_RETENTION
 from .rules import DEFAULT
 from .validation import explain, kind
 
@@ -48,6 +58,9 @@ class Recipe(_Strict):
     chat_template: str | None = None
     dtype: str | None = None
     device_map: str | int | dict[str, str | int] | None = None
+    router: bool = True
+    base_retention: float = BASE_RETENTION
+    embedder: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
 
@@ -63,7 +76,7 @@ class Recipe(_Strict):
             return experts
         return {name: {"source": entry} if isinstance(entry, str) else entry for name, entry in experts.items()}
 
-    def compose(self, folder: Path = Path()) -> ComposedForCausalLM:
+    def compose(self, folder: Path = Path(), progress: Progress | None = None) -> ComposedForCausalLM:
         """Load the members and compose them; paths are relative to `folder`."""
         loading: dict[str, Any] = {"dtype": self.dtype} if self.dtype else {}
         return compose(
@@ -72,11 +85,19 @@ class Recipe(_Strict):
             rule=self.rule,
             termination=self.termination,
             chat_template=self.chat_template,
+            router=self.router,
+            base_retention=self.base_retention,
+            embedder=self._embedder(folder),
+            progress=progress,
             device_map=self.device_map,
             attn_implementation=self.attn_implementation,
             trust_remote_code=self.trust_remote_code,
             **loading,
         )
+
+    def _embedder(self, folder: Path) -> str | None:
+        is_relative = self.embedder is not None and self.embedder.startswith(".")
+        return str((folder / str(self.embedder)).resolve()) if is_relative else self.embedder
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -104,6 +125,38 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: {error}") from error
 
 
+def find_recipe(model: str | Path, base: str | None = None) -> FoundRecipe | None:
+    """Return what says how a model is composed: a recipe's file or a folder of adapters; None for a composition.
+    `base` names the base of a folder's adapters in place of their configurations."""
+    path = Path(model)
+    if is_adapter_folder(path):
+        here = None if base is None else os.path.abspath(base) if Path(base).expanduser().exists() else base
+        found = read_adapter_folder(path, here)
+        recipe = Recipe(base=MemberSpec(found.base), experts=found.members())
+        return FoundRecipe(recipe, found.path, found.notes, found)
+    if base is not None:
+        raise RecipeError(f"--base goes with a folder of adapters; {path} has a base of its own")
+    if path.suffix in SUFFIXES and not path.is_dir():
+        return FoundRecipe(read_recipe(path), path.parent)
+    return None
+
+
+@dataclass(frozen=True)
+class FoundRecipe:
+    """A recipe, the folder that its paths are seen from, and what a user should know of how it was found."""
+
+    recipe: Recipe
+    folder: Path
+    notes: tuple[str, ...] = ()
+    adapters: AdapterFolder | None = None  # that it was made of
+
+    def compose(self, progress: Progress | None = None, **changes: Any) -> ComposedForCausalLM:
+        """Load the members and compose them, with some keys of the recipe changed."""
+        model = self.recipe.model_copy(update=changes).compose(self.folder, progress)
+        model.notes = tuple(dict.fromkeys((*self.notes, *model.notes)))
+        return model
+
+
 def _parse(text: str, notation: str) -> Any:
     if notation == "YAML":
         return yaml.load(text, Loader=_UniqueKeys)
@@ -114,6 +167,7 @@ def _known_keys(place: tuple[str, ...]) -> Iterable[str]:
     return MemberSpec.__dataclass_fields__ if len(place) > 1 else Recipe.model_fields
 
 
+SUFFIXES = (".yaml", ".yml", ".json")
 LARGEST = 1 << 20  # bytes of a recipe
 NODES = 10_000  # of a YAML recipe, with what its aliases stand for
 MEMBER = "a hub id, a folder, or a mapping with the key source"
@@ -124,6 +178,9 @@ EXPECTED = {  # by the last known key of where a problem is; experts.* is what e
     **MEMBER_KEYS,
     "rule": "a rule's name, or a mapping with the key name and its parameters",
     "device_map": "a device, or a mapping from members to devices",
+    "router": "true or false",
+    "base_retention": "a share between 0 and 1, such as 0.95",
+    "embedder": "a sentence-transformers model's name or folder",
     "trust_remote_code": "true or false",
 }
 

@@ -22,7 +22,10 @@ def explain(
     """All problems, misspelt keys first. `expected` says what a key should hold; `known` which keys there are at a
     place."""
     found = sorted(error.errors(), key=lambda problem: problem["type"] not in UNKNOWN)
-    return "; ".join(dict.fromkeys(_explain(problem, expected, known) for problem in found))
+    said: dict[str, str] = {}  # of values that may have several forms, what is wrong with the first
+    for text in (_explain(problem, expected, known) for problem in found):
+        said.setdefault(text.partition(": expected ")[0], text)
+    return "; ".join(said.values())
 
 
 def _explain(problem: Any, expected: Mapping[str, str], known: Callable[[tuple[str, ...]], Iterable[str]]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from random_models import random_composition
 from step_profile import own_times, profiled
-from tessellm.bench.models import random_composition
 from tessellm.decoding.engine import Engine
 
 
@@ -29,7 +29,7 @@ def test_one_inside_another_has_no_time_of_its_own():
 
 
 def test_a_step_on_the_cpu_is_told_by_operation():
-    model = random_composition("gemma-tiny", 1, "full", "evidence", "cpu", torch.float32)
+    model = random_composition("gemma-tiny", 1, "full", "product", "cpu", torch.float32)
     found = profiled(Engine(model, 1, 64), [[5, 6, 7]], 8, steps=4)
     names = {line["kernel"] for line in found["kernels"]}
     assert any("mm" in name or "linear" in name for name in names)

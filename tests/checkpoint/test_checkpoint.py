@@ -118,7 +118,7 @@ def test_a_base_and_four_adapters_are_barely_larger_than_the_base(tmp_path: Path
     wide = build_model("llama", hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     base = save_member(wide, tmp_path / "base", character_tokenizer())
     experts = {f"e{i}": save_lora(base, tmp_path / f"e{i}", i) for i in range(4)}
-    model = tessellm.compose(base, experts)
+    model = tessellm.compose(base, experts, rule="product")
     model.save_pretrained(tmp_path / "out", self_contained=True)
     model.save_pretrained(tmp_path / "linked")
     assert size(tmp_path / "out") < 1.2 * size(base)
@@ -129,7 +129,7 @@ def test_a_base_and_four_adapters_are_barely_larger_than_the_base(tmp_path: Path
 def test_tied_embeddings_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     base = save_member(build_model("gemma2", 0), tmp_path / "base", character_tokenizer())
     expert = save_member(build_model("gemma2", 1), tmp_path / "expert", character_tokenizer())
-    model = tessellm.compose(base, {"x": expert})
+    model = tessellm.compose(base, {"x": expert}, rule="product")
     model.save_pretrained(tmp_path / "out", self_contained=True)
     assert size(tmp_path / "out", "*.safetensors") < size(base, "*.safetensors") * 2 + 2000
     again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -141,6 +141,7 @@ def test_tied_embeddings_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
 
 def test_tensors_that_fine_tunes_share_are_kept_once_on_disk_and_in_memory(members_dir: Path, tmp_path: Path) -> None:
     model = composed(members_dir)  # coding differs from the base in one layer of two
+    model.set_rule("product")  # no router is stored
     ours, theirs = (dict(model.member(name).named_parameters()) for name in ("base", "coding"))
     for name in ours:
         assert (ours[name] is theirs[name]) == ("layers.1" not in name)
@@ -156,6 +157,7 @@ def test_tensors_that_fine_tunes_share_are_kept_once_on_disk_and_in_memory(membe
 
 def test_large_members_are_sharded(members_dir: Path, tmp_path: Path) -> None:
     model = composed(members_dir)
+    model.set_rule("product")
     model.save_pretrained(tmp_path / "out", self_contained=True, max_shard_size="20KB")
     files = list((tmp_path / "out").rglob("*.safetensors"))
     assert len(files) > 6
@@ -204,7 +206,7 @@ def test_dtypes_of_members_come_back_unless_another_is_asked_for(
 ) -> None:
     monkeypatch.setattr(precision, "fast_bfloat16", lambda: True)  # whatever processor this is
     experts = {"math": {"source": members_dir / "math", "dtype": "float32"}, "coding": members_dir / "coding"}
-    model = tessellm.compose(members_dir / "base", experts, dtype="bfloat16")
+    model = tessellm.compose(members_dir / "base", experts, dtype="bfloat16", rule="product")
     for self_contained in (False, True):
         model.save_pretrained(tmp_path / "out", self_contained=self_contained)
         again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

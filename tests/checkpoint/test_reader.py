@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "end beyond": (member(1, end_ids=[64]), "an end token has the id 64, beyond the vocabulary of 64"),
     "dtype": (
         member(1, dtype="float8"),
-        "members.1.dtype: expected float32, bfloat16, float16 or float64; got 'float8'",
+        "members.1.dtype: expected float32, bfloat16, float16, float64, int8 or int4; got 'float8'",
     ),
     "quantization": (member(1, quantization="bnb-4bits"), "unknown quantization 'bnb-4bits'; did you mean 'bnb-4bit'?"),
     "stamp": (member(1, stamp={"sha256": 5}), "members.1.stamp: expected the sha256 and the sizes of files; got 5"),

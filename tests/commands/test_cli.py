@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import tessellm
 from tessellm.commands.shared import readable_size
@@ -35,7 +35,7 @@ def out(members_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A composition to read."""
     folder = tmp_path_factory.mktemp("compositions") / "out"
     experts = {"math": members_dir / "math", "lora": {"source": members_dir / "lora_math", "weight": 0.5}}
-    tessellm.compose(members_dir / "base", experts, rule="evidence").save_pretrained(folder, self_contained=True)
+    tessellm.compose(members_dir / "base", experts, rule="product").save_pretrained(folder, self_contained=True)
     return folder
 
 
@@ -77,18 +77,6 @@ def test_inspect(cli: Cli, out: Path, recipe: Path, tmp_path: Path) -> None:
     ran = cli("inspect", recipe)
     assert ran.code == 0
     assert "coding" in ran.out
-
-
-def test_inspect_shows_the_text_of_the_tokens_that_a_rule_knows(cli: Cli, members_dir: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(members_dir / "base")
-    turn, opening = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("ab", "a" * 100))
-    rule = {"name": "belief", "turn": turn, "opening": opening}
-    tessellm.compose(members_dir / "base", {"math": members_dir / "math"}, rule=rule).save_pretrained(tmp_path / "out")
-    ran = cli("inspect", tmp_path / "out", "--json", tmp_path / "report.json")
-    assert "turn = 'ab'" in ran.out
-    assert f"opening = '{'a' * 59}…'" in ran.out
-    report = json.loads((tmp_path / "report.json").read_text())["rule"]
-    assert (report["texts"], report["parameters"]["turn"]) == ({"opening": "a" * 100, "turn": "ab"}, turn)
 
 
 def test_inspect_fits_eighty_columns(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +199,10 @@ def test_end_tokens_end_the_text(cli: Cli, tmp_path: Path, members_dir: Path) ->
 
 
 def test_tune(cli: Cli, out: Path, tmp_path: Path) -> None:
-    texts = ["abc abc", "1+1=2", "x", "hello world", "more text"]
+    texts, save = ["abc abc", "1+1=2", "x", "hello world", "more text"], ("--json", tmp_path / "tuning.json")
     (tmp_path / "dev.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    ran = cli("tune", out, tmp_path / "dev.jsonl", "--save", tmp_path / "tuned", "--json", tmp_path / "tuning.json")
-    assert ran.code == 0
+    ran = cli("tune", out, tmp_path / "dev.jsonl", "--rule", "product", "--save", tmp_path / "tuned", *save)
+    assert ran.code == 0, ran.err
     assert "1 texts were left out" in ran.err
     assert "held out:" in ran.out
     tuning = json.loads((tmp_path / "tuning.json").read_text())
@@ -225,10 +213,10 @@ def test_tune(cli: Cli, out: Path, tmp_path: Path) -> None:
     assert model.config.weights == pytest.approx(list(tuning["weights"].values()))
     asked = [{"prompt": "1+1=", "text": "2"}, {"prompt": "a", "text": "bc"}]
     (tmp_path / "dev.json").write_text(json.dumps(asked))
-    assert "nothing judges" in cli("tune", out, tmp_path / "dev.json", "--held-out", 0.1).err
-    assert cli("tune", out, tmp_path / "dev.json", "--held-out", 0, "--json", tmp_path / "tuning.json").err == ""
+    assert "nothing judges" in cli("tune", tmp_path / "tuned", tmp_path / "dev.json", "--held-out", 0.1).err
+    assert cli("tune", tmp_path / "tuned", tmp_path / "dev.json", "--held-out", 0, *save).err == ""
     assert json.loads((tmp_path / "tuning.json").read_text())["tokens"] == 3  # of the texts alone
-    ran = cli("tune", out, tmp_path / "dev.jsonl", "--save", out)
+    ran = cli("tune", out, tmp_path / "dev.jsonl", "--rule", "product", "--save", out)
     assert ran.code == 2
     assert "is inside" in ran.err
 

@@ -35,15 +35,12 @@ def test_a_group_is_spread_and_put_together_again() -> None:
 def test_help_shows_a_heading_for_every_group(cli: Callable[..., Any]) -> None:
     shown = cli("tune", "--help").out
     by_score, keep = shown.index("To tune by score on problems"), shown.index("To keep what was found:")
-    assert by_score < shown.index("--rules <str>") < keep < shown.index("--self-contained")
+    assert by_score < shown.index("--tasks <str>") < keep < shown.index("--self-contained")
     assert shown.index("To judge what was found") < shown.index("--held-out") < by_score
 
 
 def test_a_wrong_choice_gets_the_nearest_word(cli: Callable[..., Any]) -> None:
-    for command in (("evaluate", "out"), ("generate", "out", "hi"), ("tune", "out", "--tasks", "gsm8k")):
-        ran = cli(*command, "--engine", "referense")
-        assert ran.code == 2
-        message = (
-            "Invalid value for '--engine': there is no 'referense'; did you mean 'reference'? Known: auto, reference"
-        )
-        assert message in " ".join(ran.err.split())
+    ran = cli("generate", "out", "hi", "--engine", "referense")
+    assert ran.code == 2
+    message = "Invalid value for '--engine': there is no 'referense'; did you mean 'reference'? Known: auto, reference"
+    assert message in " ".join(ran.err.split())

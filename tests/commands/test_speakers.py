@@ -16,7 +16,7 @@ from tessellm.compose import load_members
 from tessellm.errors import MemberError
 from tessellm.load import load_speaker, split_speaker
 from tessellm.serve.refusals import Refusal
-from tessellm.serve.voices import Speakers
+from tessellm.serve.targets import Targets
 
 Cli = Callable[..., Any]
 PROMPT = "abc 12"
@@ -116,7 +116,7 @@ def test_the_server_says_the_same(
 ) -> None:
     ran = cli("generate", f"{out}{member}", PROMPT, *options)
     with pytest.raises(Refusal) as refused:
-        Speakers(tessellm.ComposedForCausalLM.from_pretrained(out), str(out)).find(f"{out}{member}", **asked)
+        Targets(tessellm.ComposedForCausalLM.from_pretrained(out), str(out)).find(f"{out}{member}", **asked)
     assert (ran.code, ran.err) == (2, f"error: {refused.value}\n")
 
 
@@ -133,10 +133,10 @@ def test_a_system_prompt_goes_through_the_template(cli: Cli, out: Path) -> None:
         assert (ran.code, ran.out) == (0, written(model, text, special=False) + "\n")
 
 
-def test_prompts_for_the_rule_belief_go_through_the_template_unless_they_were_there(
+def test_prompts_for_the_rule_mixture_go_through_the_template_unless_they_were_there(
     cli: Cli, chatting: dict[str, Any], tmp_path: Path
 ) -> None:
-    model: Any = tessellm.compose(**chatting, rule="belief")
+    model: Any = tessellm.compose(**chatting, rule="mixture")
     model.save_pretrained(tmp_path / "out")
     turn = [{"role": "user", "content": PROMPT}]
     text = model.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
@@ -155,8 +155,8 @@ def test_prompts_for_the_rule_belief_go_through_the_template_unless_they_were_th
     assert cli(*asked, PROMPT, PROMPT).out == f"{PROMPT}\n{answer}\n" * 2
 
 
-def test_diagnose_says_that_the_rule_belief_reads_chats(cli: Cli, chatting: dict[str, Any], tmp_path: Path) -> None:
-    tessellm.compose(**chatting, rule="belief").save_pretrained(tmp_path / "out")
+def test_diagnose_says_that_the_rule_mixture_reads_chats(cli: Cli, chatting: dict[str, Any], tmp_path: Path) -> None:
+    tessellm.compose(**chatting, rule="mixture").save_pretrained(tmp_path / "out")
     (tmp_path / "p.txt").write_text("abc\n12\n")
     asked = ("diagnose", tmp_path / "out", tmp_path / "p.txt", "--max-new-tokens", 2)
     assert "--chat puts them into the chat template" in cli(*asked).err
@@ -191,38 +191,23 @@ def test_tune_goes_by_the_rule_and_the_chat(cli: Cli, out: Path, tmp_path: Path)
     assert tessellm.ComposedForCausalLM.from_pretrained(tmp_path / "tuned").config.rule["name"] == "product"
 
 
-@pytest.mark.parametrize("options", [("--rule", "evidence", "--weights", "math=0.5"), ()])
+@pytest.mark.parametrize("options", [("--rule", "product", "--weights", "math=0.5"), ()])
 def test_bench_measures_who_was_asked_for(cli: Cli, out: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     model = f"{out}" if options else f"{out}:math"
     sizes = ("--prompt", 8, "--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json")
     ran = cli("bench", model, *sizes, *options)
     assert ran.code == 0, ran.err
     assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["experts"] == (2 if options else 0)
-    assert cli("bench", f"{out}:math", "--experts", 1).err.startswith("error: one member has no experts")
 
 
-def test_auto_is_what_composing_by_default_would_give(out: Path) -> None:
-    """Several experts of a chat model: `belief`, read when loading, and refused where it would hold others up."""
-    found = load_speaker(str(out), rule="auto")
-    assert found.rule.rule.calibrated  # type: ignore[attr-defined]
-    assert load_speaker(str(out), rule="belief").rule == found.rule
-    served = Speakers(load_speaker(str(out)), "out")
-    for rule in ("auto", "belief"):
-        with pytest.raises(Refusal, match="start it with --rule belief") as refused:
-            served.find("out", rule)
-        assert refused.value.status == 400
-    by_default = Speakers(found, "out").find("out", "auto")
-    assert by_default.voice is not None
-    assert by_default.voice.rule == found.rule
-
-
-def test_auto_without_a_chat_template_is_evidence(out: Path) -> None:
-    model = load_speaker(str(out))
-    model.tokenizer.chat_template = None
-    served = Speakers(model, "out")
-    rules = [served.find("out", rule).voice.rule for rule in ("auto", "evidence", "belief")]  # type: ignore[union-attr]
-    assert [rule.name for rule in rules] == ["evidence", "evidence", "belief"]
-    assert rules[0] == rules[1]
+def test_a_request_may_ask_for_the_composition_s_own_rule_or_eq_2(out: Path) -> None:
+    served = Targets(load_speaker(str(out), rule="mixture"), "out")
+    assert served.rules == ["mixture", "product"]
+    assert served.find("out", "mixture").experts is None
+    assert served.find("out", "product").experts == {"math": 1.0, "lora": 1.0}
+    with pytest.raises(Refusal, match="for a request") as refused:
+        served.find("out", "evidence")
+    assert refused.value.status == 400
 
 
 def test_a_server_goes_by_a_rule_of_the_command_line(cli: Cli, out: Path) -> None:
@@ -232,24 +217,3 @@ def test_a_server_goes_by_a_rule_of_the_command_line(cli: Cli, out: Path) -> Non
     ):
         ran = cli("serve", model, *options, "--port", 0)
         assert (ran.code, told in ran.err) == (2, True), ran.err
-
-
-def test_a_recipe_reads_no_habits_that_nobody_asked_for(
-    members_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They take a minute with a real model: not for a member alone, nor under another rule."""
-    recipe = tmp_path / "recipe.yaml"
-    experts = {"math": str(members_dir / "math"), "lora": str(members_dir / "lora_math")}
-    recipe.write_text(json.dumps({"base": str(members_dir / "base"), "experts": experts, "termination": "base"}))
-    assert load_speaker(str(recipe)).rule.name == "belief"
-    monkeypatch.setattr("tessellm.model.habits._numbers", lambda *_: pytest.fail("habits were read"))
-    assert load_speaker(f"{recipe}:math").config.member_names == ["math"]
-    found = load_speaker(str(recipe), rule="evidence", weights={"lora": 0.5})
-    assert (found.rule.name, found.config.termination, found.config.weights) == ("evidence", "owner", (1.0, 0.5))
-
-
-def test_inspect_does_not_print_habits(cli: Cli, out: Path, tmp_path: Path) -> None:
-    load_speaker(str(out), rule="belief").save_pretrained(tmp_path / "believing")
-    ran = cli("inspect", tmp_path / "believing", "--json", tmp_path / "all.json")
-    assert "rule: belief, habits = (2 entries), opening = " in ran.out
-    assert len(json.loads((tmp_path / "all.json").read_text())["rule"]["parameters"]["habits"]) == 2

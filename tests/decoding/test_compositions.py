@@ -14,8 +14,7 @@ from tessellm.decoding.engine import Engine
 from tessellm.decoding.members.groups import plan_groups
 from tessellm.decoding.members.stacking import can_stack
 from tessellm.decoding.sampling import Sampling
-from tessellm.rules import RULES
-from tessellm.rules.belief import Belief
+from tessellm.errors import EngineError
 from tessellm.rules.termination import POLICIES
 
 from conftest import SPECIAL, VOCAB, build_model, character_tokenizer, perturbed, save_member
@@ -32,42 +31,21 @@ def check(model: Any, stacked: bool = False, count: int = 5) -> None:
         torch.testing.assert_close(torch.tensor(request.logprobs), chosen, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_and_weight(rule: str, tmp_path: Path) -> None:
-    check(composition("llama", tmp_path, rule=rule, weights={"e0": 0.7, "e1": -0.3}))
+def test_weights(tmp_path: Path) -> None:
+    check(composition("llama", tmp_path, weights={"e0": 0.7, "e1": -0.3}))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
-def test_every_termination_policy(policy: str, rule: str) -> None:
+def test_every_termination_policy(policy: str) -> None:
     base = build_model("llama", eos_token_id=[2, 9])
     other = perturbed(base, 1)
     other.config.eos_token_id = other.generation_config.eos_token_id = [17, 30]
-    check(tessellm.compose(base, {"a": other, "b": perturbed(base, 2)}, rule=rule, termination=policy))
+    check(tessellm.compose(base, {"a": other, "b": perturbed(base, 2)}, rule="product", termination=policy))
 
 
-@pytest.mark.parametrize("length", [8, 14, 40])
-def test_prompts_of_a_chat_template_by_belief(length: int, tmp_path: Path) -> None:
-    """Logits of the rows that tell the rule nothing are not computed: short prompts, longer ones than its window."""
-    opening, turn = [7, 8, 9, 10], [11, 12]
-    habits = [[0.0] * 5 + [1.0] * 5] * 2
-    model = composition("llama", tmp_path, rule=Belief(habits, opening, turn, span=8))
-    engine, given = Engine(model, slots=2, context=64), [*opening, *[20] * (length - 6), *turn]
-    kept: list[int] = []
-    (group,) = engine.steps.work.groups[:1]
-    compute = group.module
-    group.module = lambda **given: kept.append(given["logits_to_keep"]) or compute(**given)  # type: ignore[func-returns-value]
-    requests = engine.generate([given, given], Sampling(max_new_tokens=6, ignore_end=True))
-    assert kept[0] == min(length - len(opening), 8)
-    assert not unexcused(model, requests)
-    for request in requests:
-        chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(request.logprobs), chosen, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("window", [1, 3, 300])
-def test_every_length_of_window(window: int, tmp_path: Path) -> None:
-    check(composition("llama", tmp_path, rule={"name": "evidence", "window": window}))
+def test_other_rules_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="runs the rules 'mixture' and 'product'; this composition has 'evidence'"):
+        Engine(composition("llama", tmp_path, rule="evidence"))
 
 
 def permuted_member(base: Any, seed: int, folder: Path, table: int = VOCAB) -> Path:
@@ -99,10 +77,10 @@ def test_permuted_and_padded_vocabularies(table: int, stacked: bool, tmp_path: P
     base = build_model("llama")
     home = save_member(base, tmp_path / "base", character_tokenizer())
     experts = {"a": str(permuted_member(base, 1, tmp_path / "a", table)), "b": perturbed(base, 2)}
-    model = tessellm.compose(str(home), experts)
+    model = tessellm.compose(str(home), experts, rule="product")
     assert model.alignments["a"].member_id_V is not None
     check(model, stacked)
-    plain = tessellm.compose(str(home), {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    plain = tessellm.compose(str(home), {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule="product")
     text = prompts(1, 30, seed=9)
     with torch.no_grad():
         torch.testing.assert_close(model(torch.tensor(text)).logits, plain(torch.tensor(text)).logits)
@@ -115,14 +93,16 @@ def test_members_that_differ_beside_their_weights_are_not_stacked() -> None:
     slower.load_state_dict(expert.state_dict())
     assert can_stack([base, expert])
     assert not can_stack([base, slower])
-    model = tessellm.compose(base, {"a": expert, "b": slower})
+    model = tessellm.compose(base, {"a": expert, "b": slower}, rule="product")
     assert plan_groups(model, stacked=True) == [(0, 1), (2,)]
     check(model, stacked=True)
 
 
 def test_members_in_several_precisions(tmp_path: Path) -> None:
     base = build_model("llama")
-    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": copy.deepcopy(perturbed(base, 2)).bfloat16()})
+    model = tessellm.compose(
+        base, {"a": perturbed(base, 1), "b": copy.deepcopy(perturbed(base, 2)).bfloat16()}, rule="product"
+    )
     requests = stacked_engine(model, True, slots=3).generate(prompts(4, 40), LONG)
     for request in requests:
         chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]

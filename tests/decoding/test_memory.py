@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import steps
+from tessellm.decoding.branch_executor import BranchExecutor
+from tessellm.decoding.cuda.slot_executor import SlotExecutor
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling, TokenChoice
-from tessellm.decoding.steps import Steps
+from tessellm.decoding.sampling import Sampling
 
+from captured_steps import over_slots
 from conftest import build_model, perturbed
 from decoding_cases import prompts, unexcused
 
@@ -23,7 +24,7 @@ NEW = Sampling(max_new_tokens=8)
 @pytest.fixture(scope="module")
 def model() -> Any:
     base = build_model("llama", eos_token_id=None, max_position_embeddings=1024)
-    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule="product")
 
 
 @pytest.fixture
@@ -31,20 +32,21 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Let passes over more tokens than these run out of memory."""
 
     def set_limit(prefill: int, decode: int) -> None:
-        plain_prefill, plain_decode = Steps.prefill, steps.decode_step
+        plain_prefill, plain_decode = BranchExecutor.prefill, BranchExecutor.decode
 
-        def small_prefill(self: Any, slots: Any, token_BT: torch.Tensor, *rest: Any) -> None:
-            if token_BT.numel() > prefill:
-                raise torch.OutOfMemoryError(f"{token_BT.numel()} tokens\nand more")
-            plain_prefill(self, slots, token_BT, *rest)
+        def small_prefill(self: Any, chunk: Any) -> Any:
+            count = sum(part.count for part in chunk.parts)
+            if count > prefill:
+                raise torch.OutOfMemoryError(f"{count} tokens\nand more")
+            return plain_prefill(self, chunk)
 
-        def small_decode(work: Any, rows: int, *rest: Any) -> None:
-            if rows > decode:
-                raise torch.OutOfMemoryError(f"{rows} rows")
-            plain_decode(work, rows, *rest)
+        def small_decode(self: Any, running: Any, slots: Any) -> Any:
+            if len(running) > decode:
+                raise torch.OutOfMemoryError(f"{len(running)} rows")
+            return plain_decode(self, running, slots)
 
-        monkeypatch.setattr(Steps, "prefill", small_prefill)
-        monkeypatch.setattr(steps, "decode_step", small_decode)
+        monkeypatch.setattr(BranchExecutor, "prefill", small_prefill)
+        monkeypatch.setattr(BranchExecutor, "decode", small_decode)
 
     return set_limit
 
@@ -61,12 +63,12 @@ def test_prompts_are_fed_in_smaller_pieces(model: Any, limit: Any) -> None:
 
 
 def test_a_prompt_that_cannot_be_fed_fails_and_the_others_go_on(model: Any, limit: Any) -> None:
-    limit(40, 9)
-    texts = prompts(5, 30, seed=1)
+    limit(15, 9)
+    texts = prompts(5, 15, seed=1)
     texts[2] = long_prompts(1)[0]
     requests = Engine(model, slots=2).generate(texts, NEW)
     assert [r.finish_reason for r in requests] == ["length", "length", "error", "length", "length"]
-    assert "memory ran out while its prompt was fed" in (requests[2].error or "")
+    assert "memory ran out while its prompt was read" in (requests[2].error or "")
     assert "and more" not in (requests[2].error or "")
     assert not unexcused(model, [r for r in requests if not r.error])
 
@@ -83,24 +85,28 @@ def test_too_many_rows_fail_the_youngest_and_the_engine_keeps_to_fewer(model: An
     assert not engine.busy
 
 
-@pytest.mark.parametrize("choice", [TokenChoice.GREEDY, TokenChoice.SAMPLED])
+@pytest.mark.parametrize("kind", [BranchExecutor, SlotExecutor])
+@pytest.mark.parametrize("warmth", [0.0, 1.0])
 def test_a_step_that_ran_out_halfway_can_be_tried_again(
-    model: Any, choice: TokenChoice, monkeypatch: pytest.MonkeyPatch
+    model: Any, warmth: float, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rule's state must not have moved on when choosing a token fails."""
+    """Nothing may have moved on when choosing a token fails."""
     engine = Engine(model, slots=2)
-    request = engine.submit(prompts(1, 30, seed=3)[0], NEW)
+    if kind is SlotExecutor:
+        over_slots(engine)
+    asked = Sampling(8, warmth, seed=1)
+    request = engine.submit(prompts(1, 30, seed=3)[0], asked)
     engine.step()
-    before = [buffer.clone() for buffer in engine.steps.work.tensors]
+    before, token = list(request.tokens), torch.Tensor.isnan
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(torch.Tensor, "isnan", full)  # after the rule, broken members are looked for
+    monkeypatch.setattr(torch.Tensor, "isnan", full)  # after the rule, members with NaN are looked for
     with pytest.raises(torch.OutOfMemoryError), torch.inference_mode():
-        engine.steps.decode(1, request.cells, choice)
+        engine.executor.decode([request], [0])
     monkeypatch.undo()
-    assert all(map(torch.equal, before, engine.steps.work.tensors))
+    assert (request.tokens, torch.Tensor.isnan) == (before, token)
     while not request.done:
         engine.step()
-    assert not unexcused(model, [request])
+    assert request.tokens == Engine(model, slots=1).generate([request.prompt], asked)[0].tokens

@@ -11,9 +11,7 @@ import tessellm
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
 from tessellm.decoding.speculation import Speculation
-from tessellm.decoding.voices import Voice
 from tessellm.errors import EngineError, FastPathError
-from tessellm.rules import make_rule
 
 import decoding_cases
 from conftest import build_model, perturbed
@@ -35,7 +33,9 @@ def test_what_the_fast_path_refuses_is_written_as_by_the_reference(bloom: Any) -
 def test_it_writes_what_the_fast_path_writes() -> None:
     """Also for long prompts, which are fed in pieces, for seeds, and after requests that left."""
     base = build_model("llama", max_position_embeddings=512)
-    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": build_model("gpt2", 3, n_positions=512)})
+    model = tessellm.compose(
+        base, {"a": perturbed(base, 1), "b": build_model("gpt2", 3, n_positions=512)}, rule="product"
+    )
     texts = prompts(6, 60, seed=4) + [text * 9 for text in prompts(2, 50, seed=5) if len(text) > 20]
     samplings = [Sampling(10, temperature=0.8 * (n % 2), seed=n) for n in range(len(texts))]
     assert max(map(len, texts)) > 256 + 64
@@ -53,11 +53,10 @@ def test_it_writes_what_the_fast_path_writes() -> None:
     assert not unexcused(model, left[2:])
 
 
-def test_other_voices_speak_and_drafts_are_refused(bloom: Any) -> None:
-    alone = Voice(make_rule("product", (0.0, 1.0)), frozenset())
-    engine = Engine(bloom, slots=2, window=64, plain=True)
+def test_named_experts_answer_and_drafts_are_refused(bloom: Any) -> None:
+    engine = Engine(bloom, slots=2, plain=True)
     (text,) = prompts(1, 40, seed=7)
-    request = engine.submit(text, Sampling(10, ignore_end=True), alone)
+    request = engine.submit(text, Sampling(10, ignore_end=True), {"coding": 1.0})
     other = engine.submit(text, Sampling(10, ignore_end=True))
     while engine.busy:
         engine.step()

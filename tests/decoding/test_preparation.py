@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.decoding import passes, preparation
-from tessellm.decoding.buffers import PromptRead
+from tessellm.decoding import buffers, preparation
 from tessellm.decoding.cuda import compiled_rule, graphs, prompt_graphs
+from tessellm.decoding.cuda.graphs import GraphExecutor
+from tessellm.decoding.cuda.slot_executor import SlotExecutor
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.preparation import prepare
 from tessellm.decoding.sampling import Sampling, TokenChoice
-from tessellm.decoding.speculation.who import NOBODY
-from tessellm.decoding.steps import Steps
+from tessellm.decoding.speculation import Speculation
 from tessellm.rules import Product
-from tessellm.rules.base import BaseRule
 
+from captured_steps import FixedPrefillPace, captured
 from conftest import build_model, perturbed
 from decoding_cases import composition, prompts
-from host_graphs import REFUSAL, FixedPromptPace, captured
+from replay_tape import REFUSAL, on_its_device
 from speculation_cases import agreeing
 
 WAYS = [
@@ -37,20 +37,20 @@ WAYS = [
 ]
 
 
-class HostRule(BaseRule):
-    """Reads a number of the host in every call, as a rule may that was written without a GPU in mind."""
-
-    name = "host"
+class HostRule(Product):
+    """Reads a number of the host in every call, as code may that was written without a GPU in mind."""
 
     def __call__(self, logp_MBTV: Any, tokens_BT: Any, mask_BT: Any, state: Any) -> tuple[Any, Any]:
-        return Product()(logp_MBTV * torch.tensor(1.0), tokens_BT, mask_BT, state)
+        return super().__call__(logp_MBTV * torch.tensor([1.0], device=logp_MBTV.device), tokens_BT, mask_BT, state)
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The compiler, stopped before it makes kernels."""
     plain = torch.compile
-    monkeypatch.setattr(compiled_rule.torch, "compile", lambda f, **given: plain(f, backend="eager", **given))
+    monkeypatch.setattr(
+        compiled_rule.torch, "compile", lambda f, **given: on_its_device(plain(f, backend="eager", **given))
+    )
     compiled_rule._shared.cache_clear()
     yield
     compiled_rule._shared.cache_clear()
@@ -68,43 +68,41 @@ def test_nothing_is_captured_or_compiled_once_all_is_prepared(
     tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "SMALLEST_CELLS", 32)
-    model = composition("llama", tmp_path, rule="belief")
+    model = composition("llama", tmp_path)
     engine = captured(Engine(model, slots=2, context=90), compiled=True)
     told: list[tuple[int, int]] = []
     prepared = prepare(engine, tell=lambda done, total: told.append((done, total)))
     assert told[-1] == (len(told), len(told))
     assert prepared.made > len(told)  # the rule was compiled, too
     assert not engine.busy
-    assert not any(engine.prefixes.written)
+    assert not engine.prefixes.rows
     assert written(engine) == written(Engine(model, slots=2, context=90))
     assert prepared.late == 0
 
 
-@pytest.mark.parametrize("rule", ["belief", "evidence", "product"])
-def test_pieces_of_long_prompts_are_graphs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where pieces are of a few widths, and prompts' ends of any; while another text is written. Whether
-    the rule reads all of a prompt or its end, it begins in one piece and goes on in others."""
+@pytest.mark.parametrize("rule", ["mixture", "product"])
+def test_chunks_of_long_prompts_are_graphs(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where chunks are of a few widths, and prompts' ends of any; while another text is written."""
     monkeypatch.setattr(prompt_graphs, "LEAST_ON_GPU", 32)
     monkeypatch.setattr(prompt_graphs, "MOST_TOKENS", 64)
     base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=rule)
-    engine = captured(Engine(model, slots=2, context=200, speculation=NOBODY))
-    engine.schedule.pace, engine.schedule.on_gpu = FixedPromptPace(32), True
+    engine = captured(Engine(model, slots=2, context=200))
+    engine.controller.pace, engine.controller.on_gpu = FixedPrefillPace(32), True
     prepared = prepare(engine)
     found = [engine.submit([5, 6, 7], Sampling(40, ignore_end=True))]
     engine.step()
     replayed: list[Any] = []
-    replay, prefill = graphs.GraphSteps._replay, Steps.prefill
+    replay, read = GraphExecutor._replay, SlotExecutor.read
     monkeypatch.setattr(
-        graphs.GraphSteps, "_replay", lambda self, *key: (replayed.append((key[0], key[-3])), replay(self, *key))[1]
+        GraphExecutor, "_replay", lambda self, *key: (replayed.append((key[0], bool(key[-1]))), replay(self, *key))[1]
     )
-    monkeypatch.setattr(Steps, "prefill", lambda *given: replayed.append(("as it is", None)) or prefill(*given))
+    monkeypatch.setattr(SlotExecutor, "read", lambda *given: replayed.append(("as it is", None)) or read(*given))
     found += [engine.submit((text * 40)[:150], WAYS[n]) for n, text in enumerate(prompts(3, 20))]
     while engine.busy:
         engine.step()
-    kinds = {"belief": [PromptRead.BEGIN, PromptRead.GO_ON], "evidence": list(PromptRead)}
-    for kind in kinds.get(rule, [PromptRead.NOTHING, PromptRead.BEGIN]):
-        assert replayed.count(("feed", kind)) >= 3
+    assert replayed.count(("read", False)) >= 3
+    assert replayed.count(("read", True)) >= 3
     assert ("as it is", None) not in replayed
     assert prepared.late == 0
     expected = Engine(model, slots=2, context=200).generate([r.prompt for r in found], [r.sampling for r in found])
@@ -115,11 +113,11 @@ def test_prepared_pieces_are_timed() -> None:
     base = build_model("llama", eos_token_id=None, max_position_embeddings=512)
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
     engine = captured(Engine(model, slots=2, context=300))
-    assert engine.steps.piece_seconds() == {}
+    assert engine.executor.chunk_seconds() == {}
     prepared = prepare(engine)
-    before = [buffer.clone() for buffer in engine.steps.work.tensors]
-    assert engine.steps.piece_seconds() == dict.fromkeys((64, 128, 256, 512), 1e-3)
-    assert all(map(torch.equal, before, engine.steps.work.tensors))
+    before = [buffer.clone() for buffer in engine.executor.work.tensors]
+    assert engine.executor.chunk_seconds() == dict.fromkeys((64, 128, 256, 512), 1e-3)
+    assert all(map(torch.equal, before, engine.executor.work.tensors))
     assert prepared.late == 0
 
 
@@ -128,30 +126,30 @@ def test_few_shapes_are_prepared_and_do_for_all(monkeypatch: pytest.MonkeyPatch)
     base = build_model("llama", eos_token_id=None, max_position_embeddings=4096)
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
     engine = captured(Engine(model, slots=16, context=4096))
-    engine.steps.few_shapes = True
-    (group,) = engine.steps.work.groups[:1]
+    engine.executor.few_shapes = True
+    (group,) = engine.executor.groups[:1]
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(graphs.GraphSteps, "_prepare", lambda self, *given: asked.append((given[0], *given[2:])))
-    for fused, feeds in ((False, 2), (True, 1)):
+    monkeypatch.setattr(GraphExecutor, "_prepare", lambda self, *given: asked.append((given[0], *given[2:])))
+    for fused, reads in ((False, 2), (True, 1)):
         monkeypatch.setattr(type(group), "reads_fused", fused)
         asked.clear()
-        for each in engine.steps.planned():
+        for each in engine.executor.planned():
             each()
         steps = [shape for name, *shape in asked if name == "decode"]
-        assert {rows for rows, _, _ in steps} == {1, 4, 16}
-        assert {cells for _, cells, _ in steps} == {256, 1024, 4096}
-        assert len(steps) == 27
-        ends = [shape for name, *shape in asked if name == "feed" and shape[-1]]
-        assert len(ends) == feeds * 40  # one for any number of cells, where kernels read as many as there are
+        assert {rows for rows, *_ in steps} == {1, 4, 16}
+        assert {cells for *_, cells, _ in steps} == {256, 1024, 4096}
+        assert len(steps) == 2 * 27  # by the rule, and by components
+        ends = [shape for name, *shape in asked if name == "read" and shape[-1]]
+        assert len(ends) == 2 * reads * 40  # one for any number of cells, where kernels read as many as there are
 
 
 def test_prompts_are_read_together_before_the_first_request() -> None:
-    """A pass over many prompts is too large to be captured; the rule that reads them was compiled all the same."""
+    """A forward over many prompts is too large to be captured; it is run all the same."""
     base = build_model("llama", eos_token_id=None)
-    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="belief")
-    engine, read = captured(Engine(model, slots=16, context=64, speculation=NOBODY)), []
-    prefill = engine.steps.prefill
-    engine.steps.prefill = lambda slots, *given: read.append(len(slots)) or prefill(slots, *given)  # type: ignore[func-returns-value,method-assign]
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine, read = captured(Engine(model, slots=16, context=64)), []
+    prefill = engine.executor.prefill
+    engine.executor.prefill = lambda chunk: read.append(len(chunk.parts)) or prefill(chunk)  # type: ignore[func-returns-value,method-assign]
     prepare(engine)
     assert read == [1, 4, 16]
 
@@ -176,12 +174,11 @@ def test_on_a_cpu_a_short_text_is_all(tmp_path: Path) -> None:
 
 def test_an_engine_that_drafts_prepares_its_drafts() -> None:
     base = build_model("llama")
-    model = tessellm.compose(base, {"a": perturbed(base, 1)})
-    engine = Engine(model, slots=2, context=64, speculation=tessellm.decoding.speculation.Speculation("lookup"))
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    engine = Engine(model, slots=2, context=64, speculation=Speculation("lookup"))
     captured(engine)
-    engine.speculator.steps = engine.steps  # type: ignore[union-attr]
     prepared = prepare(engine)
-    verified = {(key[1], key[-1]) for key in engine.steps.graphs if key[0] == "verify"}  # type: ignore[attr-defined]
+    verified = {(key[1], key[-1]) for key in engine.executor.graphs if key[0] == "verify"}  # type: ignore[attr-defined]
     ways = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS)
     assert verified == {(rows, way) for rows in (1, 2) for way in ways}
     engine.generate(prompts(3, 20), [Sampling(30), Sampling(30, 0.8), Sampling(30, 0.8, 0.9)])
@@ -193,7 +190,7 @@ def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(
 ) -> None:
     model = composition("llama", tmp_path)
     engine = captured(Engine(model, slots=2, context=90))
-    capture, left = graphs.GraphSteps._capture, [3]
+    capture, left = GraphExecutor._capture, [3]
 
     def full(self: Any, *given: Any) -> Any:
         left[0] -= 1
@@ -201,7 +198,7 @@ def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(
             raise torch.OutOfMemoryError("full")
         return capture(self, *given)
 
-    monkeypatch.setattr(graphs.GraphSteps, "_capture", full)
+    monkeypatch.setattr(GraphExecutor, "_capture", full)
     prepared = prepare(engine)
     assert "memory ran out when 3 of" in caplog.text
     assert written(engine) == written(Engine(model, slots=2, context=90))
@@ -211,15 +208,15 @@ def test_without_memory_for_all_the_rest_is_prepared_when_it_comes(
 def test_passes_that_cannot_be_captured_run_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=HostRule())
-    engine = captured(Engine(model, slots=3, context=90))
+    engine = captured(Engine(model, slots=3, context=90), strict=False)
     with caplog.at_level(logging.WARNING, "tessellm.decoding"):
         prepared = prepare(engine)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         f"passes of the kind 'decode' run uncaptured, which is slower: {REFUSAL}",
-        f"passes of the kind 'feed' run uncaptured, which is slower: {REFUSAL}",
+        f"passes of the kind 'read' run uncaptured, which is slower: {REFUSAL}",
     ]
-    assert {kind[0] for kind in engine.steps.uncaptured} == {"decode", "feed"}  # type: ignore[attr-defined]
+    assert {kind[0] for kind in engine.executor.uncaptured} == {"decode", "read"}  # type: ignore[attr-defined]
     assert written(engine) == written(Engine(model, slots=3, context=90))
     assert prepared.late == 0
 
@@ -230,11 +227,13 @@ def test_one_way_to_choose_that_cannot_be_captured_leaves_the_others_as_they_are
     """Penalties that wait for the host are no reason to read every prompt uncaptured."""
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
-    engine, plain = captured(Engine(model, slots=3, context=90)), passes.penalised
-    monkeypatch.setattr(passes, "penalised", lambda *given: plain(*given) * torch.tensor(1.0))
+    engine, plain = captured(Engine(model, slots=3, context=90), strict=False), buffers.penalised
+    monkeypatch.setattr(
+        buffers, "penalised", lambda logp_BV, *given: plain(logp_BV, *given) * logp_BV.new_tensor([1.0])
+    )
     prepared = prepare(engine)
-    found = {(kind[0], kind[-1]) for kind in engine.steps.uncaptured}  # type: ignore[attr-defined]
-    assert found == {(name, TokenChoice.PENALISED) for name in ("decode", "feed")}
+    found = {(kind[0], kind[-1]) for kind in engine.executor.uncaptured}  # type: ignore[attr-defined]
+    assert found == {(name, TokenChoice.PENALISED) for name in ("decode", "read")}
     assert len([record for record in caplog.records if "run uncaptured" in record.message]) == 2
     assert written(engine) == written(Engine(model, slots=3, context=90))
     assert prepared.late == 0
@@ -243,7 +242,7 @@ def test_one_way_to_choose_that_cannot_be_captured_leaves_the_others_as_they_are
 def test_an_error_of_a_rule_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=HostRule())
-    engine = captured(Engine(model, slots=1, context=90))
+    engine = captured(Engine(model, slots=1, context=90), strict=False)
     request = engine.submit([5, 6, 7], WAYS[0])
     engine.step()
 
@@ -251,11 +250,11 @@ def test_an_error_of_a_rule_is_not_taken_for_a_refusal(monkeypatch: pytest.Monke
         raise RuntimeError("a wrong shape")
 
     monkeypatch.setattr(HostRule, "__call__", broken)
-    engine.steps.graphs.clear()  # type: ignore[attr-defined]
-    before = [buffer.clone() for buffer in engine.steps.work.tensors]
+    engine.executor.graphs.clear()  # type: ignore[attr-defined]
+    before = [buffer.clone() for buffer in engine.executor.work.tensors]
     with pytest.raises(RuntimeError, match="a wrong shape"):
         engine.step()
-    assert all(map(torch.equal, before, engine.steps.work.tensors))
+    assert all(map(torch.equal, before, engine.executor.work.tensors))
     assert not request.done
 
 
@@ -268,11 +267,12 @@ def test_a_rule_that_cannot_be_compiled_runs_as_it_is(traced: None, caplog: pyte
 
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule=Printing())
-    engine = captured(Engine(model, slots=1, context=90), compiled=True)
+    engine = captured(Engine(model, slots=1, context=90), compiled=True, strict=False)
     with caplog.at_level(logging.WARNING, "tessellm.decoding"):
         found = engine.generate([[5, 6, 7]], WAYS[0])
     assert found[0].tokens == Engine(model, slots=1, context=90).generate([[5, 6, 7]], WAYS[0])[0].tokens
-    assert [r.getMessage()[:35] for r in caplog.records] == ["the rule 'host' runs uncompiled, wh"]
+    told = {record.getMessage().split(",")[0] for record in caplog.records}
+    assert told == {"the rule 'product' runs uncompiled", "passes of the kind 'decode' run uncaptured"}
 
 
 @pytest.mark.parametrize("run", [lambda engine: engine, captured])
@@ -280,7 +280,7 @@ def test_an_engine_that_is_dropped_leaves_its_caches_at_once(run: Any) -> None:
     """They are gigabytes: nothing waits for the garbage collector."""
     engine = run(Engine(agreeing(), slots=2))
     engine.generate(prompts(2, 20), Sampling(4, ignore_end=True))
-    left = [weakref.ref(group.cache) for group in engine.steps.work.groups]
+    left = [weakref.ref(group.cache) for group in engine.executor.groups]
     gc.collect()
     gc.disable()
     try:

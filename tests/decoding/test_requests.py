@@ -16,6 +16,7 @@ from tessellm.decoding.requests import Request
 from tessellm.decoding.sampling import Sampling
 from tessellm.errors import EngineError, GenerationError, PromptError
 
+from captured_steps import over_slots
 from conftest import build_model, perturbed
 from decoding_cases import alone, prompts, unexcused
 
@@ -23,7 +24,7 @@ from decoding_cases import alone, prompts, unexcused
 @pytest.fixture(scope="module")
 def model() -> Any:
     base = build_model("llama", eos_token_id=None)
-    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule="product")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def ending() -> Any:
     base = build_model("llama", eos_token_id=[2, 9])
     other = perturbed(base, 1)
     other.config.eos_token_id = other.generation_config.eos_token_id = [17, 30, 41]
-    return tessellm.compose(base, {"a": other, "b": perturbed(base, 2)})
+    return tessellm.compose(base, {"a": other, "b": perturbed(base, 2)}, rule="product")
 
 
 def run_until(engine: Engine, happened: Callable[[], bool]) -> None:
@@ -74,7 +75,8 @@ def test_a_request_may_enter_at_any_step(model: Any) -> None:
 
 
 def test_rows_are_moved_together_when_others_leave(model: Any) -> None:
-    engine = Engine(model, slots=6)
+    """Where all members of the first slots run."""
+    engine = over_slots(Engine(model, slots=6))
     requests = [
         engine.submit(text, Sampling(max_new_tokens=new))
         for text, new in zip(prompts(6, seed=4), (2, 3, 4, 5, 20, 25), strict=True)
@@ -180,7 +182,7 @@ def test_damaged_weights_end_a_request_and_not_the_engine(model: Any) -> None:
     broken = perturbed(base, 1)
     with torch.no_grad():
         broken.get_input_embeddings().weight[11] = torch.nan
-    engine = Engine(tessellm.compose(base, {"a": broken}), slots=2)
+    engine = Engine(tessellm.compose(base, {"a": broken}, rule="product"), slots=2)
     bad, good = engine.generate([[5, 11, 6], [5, 12, 6]], Sampling(max_new_tokens=1))
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert "NaN" in (bad.error or "")

@@ -25,7 +25,9 @@ DRAWS = 2500
 @pytest.fixture(scope="module")
 def model() -> Any:
     base = build_model("llama", eos_token_id=None)
-    return tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, weights={"a": 0.8})
+    return tessellm.compose(
+        base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, weights={"a": 0.8}, rule="product"
+    )
 
 
 @torch.no_grad()
@@ -117,7 +119,7 @@ def test_penalties_are_those_of_what_was_written_whatever_else_is_in_the_batch(m
         requests = engine.generate(texts, asked)
         for request, text, each in zip(requests, texts, penalties, strict=True):
             assert request.tokens == penalised_text(model, list(text), 12, *each)
-    plain, changed = (Engine(model).generate([PROMPT], each)[0] for each in (Sampling(12), asked[3]))
+    plain, changed = (Engine(model).generate([texts[0]], each)[0] for each in (Sampling(12), asked[3]))
     assert plain.tokens != changed.tokens
     assert changed.logprobs[0] == pytest.approx(plain.logprobs[0])  # as the composition has them
 
@@ -128,6 +130,6 @@ def test_the_likeliest_of_one_is_greedy_and_what_makes_no_sense_is_refused(model
     for wrong in ({"top_k": -1}, {"presence_penalty": float("nan")}, {"frequency_penalty": float("inf")}):
         with pytest.raises(GenerationError):
             Sampling(**wrong)
-    engine = Engine(model, speculation=Speculation("member:base"))
+    engine = Engine(model, speculation=Speculation("lookup"))
     with pytest.raises(GenerationError, match="no penalties"):
         engine.submit(PROMPT, Sampling(2, presence_penalty=1.0))

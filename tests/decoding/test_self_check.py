@@ -64,20 +64,20 @@ def test_every_other_architecture_is_right_or_refused(name: str) -> None:
         return
     for stacked in (False, True):
         engine = stacked_engine(model, stacked, slots=2)
-        assert len(engine.steps.work.groups) == (1 if stacked and name not in APART else 2)
+        assert len(engine.executor.groups) == (1 if stacked and name not in APART else 2)
         requests = engine.generate(prompts(3, 60, seed=1), Sampling(max_new_tokens=12))
         assert not unexcused(model, requests)
 
 
 def test_a_position_bias_that_nobody_told_us_of_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     base = build_model("llama")
-    model = tessellm.compose(base, {"a": perturbed(base, 1)})
-    plain = self_check.member_logits
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
+    plain = self_check.branch_logp
 
     def off(*arguments: Any) -> list[torch.Tensor]:
-        return [logits + 0.1 * torch.arange(VOCAB) for logits in plain(*arguments)]
+        return [(logp + 0.1 * torch.arange(VOCAB)).log_softmax(-1) for logp in plain(*arguments)]
 
-    monkeypatch.setattr(self_check, "member_logits", off)
+    monkeypatch.setattr(self_check, "branch_logp", off)
     with pytest.raises(EngineError, match=r"does not compute what member 'base' .*off by .*reference path"):
         Engine(model)
 
@@ -86,22 +86,22 @@ def test_what_only_long_texts_show_is_refused_by_the_config() -> None:
     moving = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     base = build_model("llama", rope_parameters=moving)
     with pytest.raises(EngineError, match=r"rotary positions \(dynamic\) depend on the longest"):
-        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}))
+        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product"))
     recurrent = build_model("llama")
     recurrent._is_stateful = True
     with pytest.raises(EngineError, match="it is recurrent"):
-        Engine(tessellm.compose(recurrent, {"a": perturbed(recurrent, 1)}))
+        Engine(tessellm.compose(recurrent, {"a": perturbed(recurrent, 1)}, rule="product"))
     chunked = build_model("gemma2", layer_types=["full_attention", "sliding_attention"])
     chunked.config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(EngineError, match="layers of the kind 'chunked_attention'"):
-        Engine(tessellm.compose(chunked, {"a": perturbed(chunked, 1)}))
+        Engine(tessellm.compose(chunked, {"a": perturbed(chunked, 1)}, rule="product"))
 
 
 def test_a_window_that_the_attention_forgets_is_refused() -> None:
     base = build_model("llama")
     base.config.sliding_window = 16
     with pytest.raises(EngineError, match="does not say that its window is 16"):
-        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}))
+        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product"))
 
 
 def test_no_room_for_the_slots_is_said_when_the_engine_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +111,12 @@ def test_no_room_for_the_slots_is_said_when_the_engine_is_made(monkeypatch: pyte
     monkeypatch.setattr(assembly, "make_groups", full)
     base = build_model("llama")
     with pytest.raises(EngineError, match=r"8 slots of 128 tokens do not fit .* fewer slots .*80 GiB"):
-        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}))
+        Engine(tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product"))
 
 
 def test_members_on_several_devices_are_refused() -> None:
     base = build_model("llama")
-    model = tessellm.compose(base, {"a": perturbed(base, 1)})
+    model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
     model.hf_device_map = {"base": "cpu", "a": "meta"}
     with pytest.raises(EngineError, match="all members on one device"):
         Engine(model)
@@ -130,7 +130,7 @@ def test_generate_falls_back_to_the_reference_and_says_so(tmp_path: Path, cli: A
     }
     (tmp_path / "recipe.yaml").write_text(f"base: {folders['base']}\nexperts:\n  a: {folders['a']}\n")
     fast, slow = (
-        cli("generate", tmp_path / "recipe.yaml", "abc", "--max-new-tokens", 5, "--engine", engine)
+        cli("generate", tmp_path / "recipe.yaml", "abc", "--no-chat", "--max-new-tokens", 5, "--engine", engine)
         for engine in ("auto", "reference")
     )
     assert (fast.code, slow.code) == (0, 0)
@@ -141,7 +141,7 @@ def test_generate_falls_back_to_the_reference_and_says_so(tmp_path: Path, cli: A
 
 
 def test_settings_that_only_the_reference_knows_are_kept(members_dir: Path) -> None:
-    model: Any = tessellm.compose(members_dir / "base", {"a": members_dir / "math"})
+    model: Any = tessellm.compose(members_dir / "base", {"a": members_dir / "math"}, rule="product")
     asked = TextOptions(max_new_tokens=30)
     [plain] = generate_texts(model, ["abc"], asked)
     model.generation_config.repetition_penalty = 1.5

@@ -22,10 +22,10 @@ EACH = SlotBytes(token=1000, slot=5000)
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2"])
 def test_caches_take_what_was_said(arch: str) -> None:
     base = build_model(arch)
-    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)})
+    model = tessellm.compose(base, {"a": perturbed(base, 1), "b": perturbed(base, 2)}, rule="product")
     engine = Engine(model, slots=3, context=64)
     each = slot_bytes(model)
-    assert sum(group.cache.bytes for group in engine.steps.work.groups) == SlotBytes(each.token, 0).of(3, 64)
+    assert sum(group.cache.bytes for group in engine.executor.groups) == SlotBytes(each.token, 0).of(3, 64)
 
 
 def test_slots_take_a_share_of_what_is_free() -> None:

@@ -10,11 +10,9 @@ import pytest
 
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation import Speculation, speculation
 
+from captured_steps import captured, over_slots
 from decoding_cases import composition, prompts, unexcused
-from host_graphs import captured
-from speculation_cases import agreeing
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def test_a_free_slot_is_given_away_without_waiting_for_passes(model: Any) -> Non
         engine.step()
     waited: list[int] = []
     collect = engine._collect
-    engine._collect = lambda lag, *sent: (waited.append(lag), collect(lag, *sent))[1]  # type: ignore[method-assign]
+    engine._collect = lambda in_flight, *sent: (waited.append(in_flight), collect(in_flight, *sent))[1]  # type: ignore[method-assign]
     second = engine.submit(prompts(2, 20)[1], Sampling(6, ignore_end=True))
     engine.step()
     assert engine.in_slot == [first, second]
@@ -60,9 +58,9 @@ def test_sequences_move_one_by_one_and_not_while_a_prompt_is_read(model: Any) ->
     texts = prompts(16, 20)
     requests = [engine.submit(text, Sampling(6 if n < 8 else 40, ignore_end=True)) for n, text in enumerate(texts)]
     moved: list[int] = []
-    copy, prefill = engine._copy_cells, engine._prefill
+    move, prefill = engine.executor.move, engine._prefill
     read: list[bool] = []
-    engine._copy_cells = lambda *given: (moved.append(given[0]), copy(*given))[1]  # type: ignore[method-assign]
+    engine.executor.move = lambda *given: (moved.append(given[0]), move(*given))[1]  # type: ignore[method-assign]
     engine._prefill = lambda: (read.append(True), prefill())[1]  # type: ignore[method-assign]
     moves_before = steps_with_moves = 0
     while engine.busy:
@@ -77,8 +75,8 @@ def test_sequences_move_one_by_one_and_not_while_a_prompt_is_read(model: Any) ->
     assert not unexcused(model, requests)
 
 
-def test_on_a_cpu_all_move_at_once(model: Any) -> None:
-    engine = Engine(model, slots=8)
+def test_where_forwards_are_not_waited_for_all_move_at_once(model: Any) -> None:
+    engine = over_slots(Engine(model, slots=8))
     texts = prompts(8, 20)
     requests = [engine.submit(text, Sampling(4 if n < 4 else 20, ignore_end=True)) for n, text in enumerate(texts)]
     while not all(request.done for request in requests[:4]):
@@ -87,27 +85,4 @@ def test_on_a_cpu_all_move_at_once(model: Any) -> None:
     assert [request in requests[4:] for request in engine.in_slot] == [True] * 4 + [False] * 4
     while engine.busy:
         engine.step()
-    assert not unexcused(model, requests)
-
-
-def test_tokens_that_were_on_their_way_are_told_before_the_next_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where drafts do not pay, steps go on without waiting for one another, and wait again when drafts are tried."""
-    monkeypatch.setattr(speculation, "PATIENCE", 2)
-    monkeypatch.setattr(speculation, "REST", 3)
-    model = agreeing(apart=0.5, rule="belief")
-    engine = captured(Engine(model, slots=4, speculation=Speculation("belief")))
-    assert engine.speculator is not None
-    engine.speculator.steps = engine.steps
-    monkeypatch.setattr(engine.speculator.pace, "choose", lambda *given: 0)
-    given = prompts(12, 20)
-    requests = [engine.submit(text, Sampling(30, ignore_end=True)) for text in given[:2]]
-    steps = 0
-    while engine.busy:
-        if steps in range(5, 15):  # prompts are read beside them
-            requests.append(engine.submit(given[len(requests)], Sampling(3, ignore_end=True)))
-        before = [len(request.tokens) for request in requests]
-        engine.step()
-        steps += 1
-        assert all(not count or len(r.tokens) <= count + 1 for r, count in zip(requests, before, strict=True))
-    assert steps < 75
     assert not unexcused(model, requests)

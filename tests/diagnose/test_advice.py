@@ -41,10 +41,10 @@ def effect(kind: str, gains: tuple[float, ...], **made: Any) -> Effect:
     return Effect(Change(kind, made.pop("action", "do it"), **made), before, after, True, tuple(range(len(gains))))
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence", "belief"])
+@pytest.mark.parametrize("rule", ["product", "evidence", "mixture"])
 def test_at_most_five_findings_whatever_is_wrong(rule: str) -> None:
     names = ("a", "b", "c", "d", "e")
-    effects = (effect("rule", (0.5, -0.1), rule="belief"), effect("without", (0.2, 0.2), without="a"))
+    effects = (effect("rule", (0.5, -0.1), rule="mixture"), effect("without", (0.2, 0.2), without="a"))
     effects += (effect("stopping", (0.3, 0.3), termination="owner"),)
     unsure = Rate(0.1, 0.0, 0.2)
     said = advise(Symptoms(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, True, effects))

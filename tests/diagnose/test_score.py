@@ -15,7 +15,8 @@ from planted import composition, prompts
 
 def test_it_is_high_for_a_clean_pair_and_low_for_a_contradiction():
     clean, torn = (
-        tessellm.diagnose(composition("three", other), prompts(), max_new_tokens=24) for other in ("six", "other_three")
+        tessellm.diagnose(composition("three", other, rule="product"), prompts(), max_new_tokens=24)
+        for other in ("six", "other_three")
     )
     assert clean.predicted.value > 0.95
     assert clean.loss < 0.02
@@ -56,7 +57,7 @@ def test_confidence_is_sharpened():
 
 def test_of_a_mixture_those_count_whom_it_believes():
     laws = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]]).log()
-    rows = rows_of_law(laws, "belief")
+    rows = rows_of_law(laws, "product")
     torn = chance_right(rows)
     for law in range(3):
         believed = torch.nn.functional.one_hot(torch.tensor([law]), 4).float()

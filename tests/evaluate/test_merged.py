@@ -146,7 +146,6 @@ def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (("--merges", "tise"), "did you mean 'ties'"),
         (("--merges", "slerp", "--strengths", "0.5,1.5"), "slerp's t is between 0 and 1; got 1.5"),
-        (("--engine", "referense"), "did you mean 'reference'"),
         (("--rules", "prodct"), "did you mean 'product'"),
         (("--merges", "ties", "--strengths", "0.5,x"), "--strengths: expected numbers with commas between them"),
         (("--merges", "all", "--develop", 9, "--tasks", "gsm8k"), "gsm8k needs 8 worked examples"),

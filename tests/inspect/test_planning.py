@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 import tessellm
-from tessellm.decoding.speculation.costs import CPU, GPU, Costs
 from tessellm.errors import RecipeError
 from tessellm.inspect.planning import (
     DEVICES,
@@ -192,24 +190,3 @@ def test_what_to_plan_for_needs_a_plan(cli, gemma_recipe: Path) -> None:
 
 def test_a_changed_preset_is_as_alone_as_it_was() -> None:
     assert device_named("laptop", gib=32).most == device_named("laptop").most == 1
-
-
-def test_members_that_rest_are_planned_for(cli, gemma_recipe: Path) -> None:
-    """By the model of the cost that the engine has; LoRA experts do not rest."""
-    recipe = gemma_recipe.with_name("belief.yaml")
-    recipe.write_text(gemma_recipe.read_text().replace("rule: product", "rule: belief"))
-    found = plan(read_needs(str(recipe)), device_named("h100"), 128)
-    gain = Costs(GPU, 3).gain(GPU.lengths, rate=1.0)
-    assert 2 < gain < 2.3
-    assert found.resting_tokens_a_second == pytest.approx(found.tokens_a_second * gain)
-    slower = plan(read_needs(str(recipe)), device_named("laptop", gib=64), 128)
-    assert slower.resting_tokens_a_second == pytest.approx(
-        slower.tokens_a_second * Costs(CPU, 3).gain(CPU.lengths, 1.0)
-    )
-    needs = read_needs(str(recipe))
-    base, *experts = needs.members
-    lora = replace(needs, members=(base, *(replace(expert, kind="adapter") for expert in experts)))
-    assert plan(lora, device_named("h100"), 128).resting_tokens_a_second is None
-    assert plan(read_needs(str(gemma_recipe)), device_named("h100"), 128).resting_tokens_a_second is None
-    asked = ("inspect", str(recipe), "--plan", "--hardware", "h100", "--context", "128")
-    assert f"may have up to {found.resting_tokens_a_second:,.0f} on h100" in cli(*asked).out

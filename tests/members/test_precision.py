@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 import tessellm
 from tessellm.decoding.engine import Engine
-from tessellm.decoding.members.groups import member_logits
 from tessellm.decoding.sampling import Sampling
 from tessellm.members import precision
 from tessellm.model.heads import Float32Head
+from tessellm.rules import normalised
 
 from conftest import build_model, save_member
 from families import composition, family, random_ids
@@ -51,12 +51,11 @@ def test_the_engine_has_float32_logits_too(members_dir: Path, experts: str, monk
     model: Any = tessellm.compose(members_dir / "base", paths[experts], rule="product", dtype="bfloat16")
     seen: list[torch.dtype] = []
 
-    def watched(groups: Any, batch: Any) -> list[torch.Tensor]:
-        logits_M = member_logits(groups, batch)
-        seen.extend(logits.dtype for logits in logits_M)
-        return logits_M
+    def watched(logits_NV: torch.Tensor) -> torch.Tensor:
+        seen.append(logits_NV.dtype)
+        return normalised(logits_NV)
 
-    monkeypatch.setattr("tessellm.decoding.passes.member_logits", watched)
+    monkeypatch.setattr("tessellm.decoding.members.branches.normalised", watched)
     inputs = model.tokenizer("abc", return_tensors="pt").input_ids
     Engine(model, 1, 16).generate(inputs.tolist(), Sampling(max_new_tokens=4))
     assert seen

@@ -39,21 +39,21 @@ def wide_members(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_quantized_members(wide_members: Path, tmp_path: Path, quantization: str) -> None:
     need(quantization)
-    plain = tessellm.compose(wide_members / "base", {"math": wide_members / "math"})
+    plain = tessellm.compose(wide_members / "base", {"math": wide_members / "math"}, rule="product")
     expert = {"source": wide_members / "math", "quantization": quantization}
-    model = tessellm.compose(wide_members / "base", {"math": expert})
+    model = tessellm.compose(wide_members / "base", {"math": expert}, rule="product")
     assert unique_bytes([model.member("math")]) < 0.5 * unique_bytes([plain.member("math")])
     distance = (logits(model).exp() - logits(plain).exp()).abs().sum(-1).mean() / 2
     assert 0 < distance < (0.6 if quantization == "bnb-4bit" else 0.1)
     expected = logits(model)
     for self_contained in (False, True):  # the second is quantized on disk
-        model = tessellm.compose(wide_members / "base", {"math": expert})
+        model = tessellm.compose(wide_members / "base", {"math": expert}, rule="product")
         model.save_pretrained(tmp_path / "out", self_contained=self_contained)
         again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
         torch.testing.assert_close(logits(again), expected, rtol=0, atol=0)
         assert unique_bytes(again.members.values()) == unique_bytes(model.members.values())
     on_disk = tmp_path / "out" / "members" / "math"
-    taken = tessellm.compose(wide_members / "base", {"math": on_disk})
+    taken = tessellm.compose(wide_members / "base", {"math": on_disk}, rule="product")
     torch.testing.assert_close(logits(taken), expected, rtol=0, atol=0)
 
 
@@ -90,7 +90,7 @@ def test_weights_that_bitsandbytes_would_damage_are_not_read_back(wide_members: 
             model.save_pretrained(tmp_path / "out", self_contained=True)
         assert not (tmp_path / "out").exists()
         with pytest.raises(MemberError, match="'base' holds 4-bit weights that have run"):
-            tessellm.compose(model.base, {"x": wide_members / "lora"}, tokenizer=character_tokenizer())
+            tessellm.compose(model.base, {"x": wide_members / "lora"}, tokenizer=character_tokenizer(), rule="product")
     else:
         model.save_pretrained(tmp_path / "out", self_contained=True)
         assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), before)

@@ -109,6 +109,19 @@ def test_who_takes_too_long_to_send_is_told_and_dropped(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_body_with_a_length_and_in_chunks_is_refused(swapped: bool) -> None:
+    """A proxy that goes by the other header would see another request behind it."""
+    length, chunked = b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"
+    header = (chunked + length) if swapped else (length + chunked)
+    with bounded(SHORT) as connect:
+        told = rest(connect(POST + header + b"\r\n0\r\n\r\n" + GET))
+        assert told.startswith(b"HTTP/1.1 400")
+        assert b"either Content-Length or Transfer-Encoding" in told
+        assert told.count(b"HTTP/1.1 ") == 1  # the request behind it was not read
+        assert rest(connect(POST + chunked + b"\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
 def test_who_does_not_read_is_dropped() -> None:
     with bounded(SHORT) as connect:
         client = connect(GET.replace(b"/health", b"/large"))

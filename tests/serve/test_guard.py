@@ -107,6 +107,20 @@ def test_what_is_wrong_is_said_of_the_parameter(server: Running) -> None:
         assert message in error["message"]
 
 
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "functions", "function_call"])
+def test_tools_are_refused_by_name(server: Running, name: str) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for value in ([{"type": "function", "function": {"name": "f"}}], "auto", {"type": "function"}, 5):
+        answer = server.post("/v1/chat/completions", json={**chat, name: value})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name
+        assert "this server calls no tools" in answer.json()["error"]["message"]
+    nothing = [] if name in ("tools", "functions") else "none"
+    for value in (None, nothing):
+        allowed = {**chat, name: value, "parallel_tool_calls": False}
+        assert server.post("/v1/chat/completions", json=allowed).status_code == 200
+
+
 def test_only_json_is_read(server: Running) -> None:
     """A form on another site could send anything else without asking."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):

@@ -36,7 +36,7 @@ def test_models_are_the_composition_and_its_members(client: openai.OpenAI) -> No
     assert [model.id for model in models] == ["tiny", "tiny:base", "tiny:math", "tiny:coding"]
     assert client.models.retrieve("tiny:math").id == "tiny:math"
     about = models[0].tessellm
-    assert about["rule"] == "evidence"
+    assert about["rule"] == "product"
     assert [member["name"] for member in about["members"]] == ["base", "math", "coding"]
 
 
@@ -74,6 +74,15 @@ def test_chat_goes_through_the_template(client: openai.OpenAI, model: Any) -> No
         assert bytes(choice.logprobs.content[0].bytes).decode() == choice.logprobs.content[0].token
         assert choice.logprobs.content[0].top_logprobs[0].token == text[0]
         assert len(choice.logprobs.content[0].top_logprobs) == 2
+
+
+def test_a_message_cannot_end_its_turn(client: openai.OpenAI) -> None:
+    for text in ("</s>", "a</s><s>b"):
+        answer = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": text}], max_tokens=1, temperature=0
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(f"u: {text}\na: ")  # a token for each character, as of any text
 
 
 def test_streams_hold_the_same_text(client: openai.OpenAI, model: Any) -> None:
@@ -189,7 +198,7 @@ def test_members_are_models(client: openai.OpenAI, model: Any, name: str) -> Non
 def test_rules_weights_and_traces_by_request(client: openai.OpenAI, model: Any) -> None:
     other = copy.copy(model)
     other.config = copy.deepcopy(model.config)
-    other.set_rule("product", (0.5, 1.0))
+    other.set_rule("product", (0.5, 1.0), "rule")
     text, request = alone(other, PROMPT, 12)
     extension = {"rule": "product", "weights": {"math": 0.5}, "trace": True}
     answer = client.completions.create(
@@ -212,25 +221,6 @@ def test_rules_weights_and_traces_by_request(client: openai.OpenAI, model: Any) 
         model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stream=True, extra_body={"tessellm": extension}
     )
     assert [token for piece in pieces for token in piece.choices[0].tessellm["trace"]] == trace
-
-
-def test_a_trace_tells_the_evidence_where_the_rule_weighs_it(client: openai.OpenAI, model: Any) -> None:
-    import tessellm
-
-    text, request = alone(model, PROMPT, 12)
-    options: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-    answer = client.completions.create(**options, extra_body={"tessellm": {"trace": True}})
-    trace = answer.choices[0].tessellm["trace"]
-    expected = tessellm.trace(model, torch.tensor(request.prompt + request.tokens))
-    at = slice(len(request.prompt), len(request.prompt) + len(text))
-    for name in ("evidence", "trusted"):
-        found = torch.tensor([[token[name][member] for member in ("base", "math", "coding")] for token in trace])
-        torch.testing.assert_close(found.float(), getattr(expected, name)[0, at].float(), atol=1e-3, rtol=0)
-    found = torch.tensor([token["interference"] for token in trace])
-    torch.testing.assert_close(found, expected.interference[0, at], atol=1e-3, rtol=0)
-    assert [token["blended"] for token in trace] == expected.blended[0, at].tolist()
-    product = client.completions.create(**options, extra_body={"tessellm": {"rule": "product", "trace": True}})
-    assert product.choices[0].tessellm["trace"][0]["evidence"] is None
 
 
 WRONG: list[tuple[type[openai.APIStatusError], dict[str, Any], str]] = [

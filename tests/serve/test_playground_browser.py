@@ -29,7 +29,7 @@ def saved(home: Path, tokenizer: Any) -> Path:
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("letters")
-    with serving(saved(home, character_tokenizer()), home / "log.txt", "--slots", "8", "--rule", "belief") as running:
+    with serving(saved(home, character_tokenizer()), home / "log.txt", "--slots", "8", "--rule", "mixture") as running:
         yield running
 
 
@@ -183,7 +183,7 @@ def test_a_key_is_asked_for_and_hostile_texts_stay_texts(hostile: Running, opene
 
 
 def test_a_chat_message_goes_through_the_template(letters: Running, opened: Any) -> None:
-    page, wrong = opened(letters.url, mode="chat", rule="belief")
+    page, wrong = opened(letters.url, mode="chat", rule="mixture")
     page.get_by_label("each member alone").check()
     generate(page, "ab")
     messages: Any = [{"role": "user", "content": "ab"}]
@@ -198,7 +198,7 @@ def test_a_chat_message_goes_through_the_template(letters: Running, opened: Any)
 
 
 def test_a_conversation_has_a_system_prompt_and_several_turns(letters: Running, opened: Any) -> None:
-    page, wrong = opened(letters.url, mode="chat", rule="belief")
+    page, wrong = opened(letters.url, mode="chat", rule="mixture")
     assert page.get_by_role("button", name="Reply").is_hidden()
     page.get_by_label("System prompt").fill("be brief")
     generate(page, "ab")
@@ -230,7 +230,7 @@ def test_chat_is_the_default_where_there_is_a_template(letters: Running, hostile
 
 
 def test_belief_shows_which_law_speaks(letters: Running, opened: Any) -> None:
-    page, wrong = opened(letters.url, mode="chat", rule="belief")
+    page, wrong = opened(letters.url, mode="chat", rule="mixture")
     generate(page, "ab")
     asked = {"model": "letters", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 8, "temperature": 0}
     answer = letters.post("/v1/chat/completions", json={**asked, "tessellm": {"trace": True}})
@@ -260,7 +260,7 @@ def test_rules_stand_side_by_side_with_a_line_on_each(letters: Running, opened: 
     page.get_by_label("each rule").check()
     generate(page, "ab")
     about = letters.get("/v1/models/letters").json()["tessellm"]
-    assert list(about["summaries"]) == about["rules"] == ["belief", "evidence", "product"]
+    assert list(about["summaries"]) == about["rules"] == ["mixture", "product"]
     assert page.locator("#rule-line").inner_text() == about["summaries"]["product"]
     for rule in about["rules"]:
         card = page.locator(f'.beside [data-name="rule {rule}"]')
@@ -327,7 +327,7 @@ def test_spaces_are_seen_and_a_new_text_forgets_the_old_ones_token(letters: Runn
 
 def test_a_stream_that_breaks_off_and_a_rule_that_there_is_not_are_told(letters: Running, opened: Any) -> None:
     page, wrong = opened(letters.url + '/#{"rule": "produkt", "mode": "text", "turns": [{"role": "system"}, 5]}')
-    assert page.get_by_label("Rule", exact=True).input_value() == "belief"
+    assert page.get_by_label("Rule", exact=True).input_value() == "mixture"
     cut_off = events({"text": "", "finish_reason": None, "tessellm": {"trace": []}}).removesuffix("data: [DONE]\n\n")
     page.route("**/v1/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut_off))
     page.get_by_role("button", name="Generate").click()
@@ -349,26 +349,6 @@ def test_examples_fill_the_prompt_and_top_p_is_sent(letters: Running, opened: An
         page.get_by_role("button", name="Generate").click()
     assert sent.value.post_data_json["top_p"] == 0.5
     finished(page)
-    assert wrong == []
-
-
-def test_evidence_is_shown_where_the_rule_weighs_it(letters: Running, opened: Any) -> None:
-    page, wrong = opened(letters.url)
-    generate(page, "ab")
-    page.locator("#output .t").first.focus()
-    assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "favourites"]
-    page.get_by_label("Rule", exact=True).select_option("evidence")
-    finished(page)
-    page.locator("#output .t").nth(2).focus()
-    assert page.locator("#panel th[scope=col]").all_inner_texts() == ["who", "this token", "evidence", "favourites"]
-    asked = {"model": "letters", "prompt": "ab", "max_tokens": 8, "temperature": 0, "seed": 0}
-    extension = {"rule": "evidence", "trace": True}
-    token = letters.post("/v1/completions", json={**asked, "tessellm": extension}).json()["choices"][0]["tessellm"][
-        "trace"
-    ][2]
-    shown = page.locator("#panel tbody tr", has_text="three").locator("td").nth(1).inner_text()
-    assert shown.startswith(f"{token['evidence']['three']:.1f}")
-    assert shown.endswith("✓") == token["trusted"]["three"]
     assert wrong == []
 
 

@@ -22,6 +22,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import torch
 
 import tessellm
+from tessellm.routing import ChatMarks
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
 
@@ -103,6 +104,13 @@ FAMILIES: dict[str, Callable[[Path, int], dict[str, Path]]] = {
 }
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "product": {"rule": "product"},
+    "mixture": {"rule": "mixture", "router": False},
+    "routed": {"rule": {"name": "mixture", "alone": 0.9}, "base_retention": 0.3},  # so that members share prompts
+}
+
+
 @dataclass(frozen=True)
 class Composition:
     """A saved composition and the same one in transformers."""
@@ -117,16 +125,29 @@ def composition(
     members = FAMILIES[family](folder / "members", seed)
     experts = {name: str(path) for name, path in members.items() if name != "base"}
     # eager: the other attention of transformers leaves out the soft cap of Gemma 2's
-    reference = tessellm.compose(str(members["base"]), experts, rule=rule, attn_implementation="eager", **options)
+    settings = {**RULES[rule], "attn_implementation": "eager", **options}
+    os.environ["TESSELLM_CACHE"] = str(folder / "cache")  # of routers
+    reference = tessellm.compose(str(members["base"]), experts, **settings)
     reference.save_pretrained(folder / "composed", self_contained=self_contained)
     return Composition(folder / "composed", reference)
 
 
 def prompts(count: int = 52, longest: int = 150, seed: int = 0) -> list[list[int]]:
-    """Random texts, some shorter than a rule's window and some longer."""
+    """Random texts, without the template's marks."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator)
     return [torch.randint(4, VOCAB, (int(n),), generator=generator).tolist() for n in lengths]
+
+
+def chat(message: Sequence[int]) -> list[int]:
+    """A message in the chat template."""
+    marks = ChatMarks.of(character_tokenizer())
+    return [*marks.prefix, *message, *marks.answer]
+
+
+def chats(count: int = 52, longest: int = 140, seed: int = 0) -> list[list[int]]:
+    """Random messages in the chat template: it tells vLLM where answers begin, as the length tells `generate`."""
+    return [chat(message) for message in prompts(count, longest, seed)]
 
 
 @dataclass(frozen=True)

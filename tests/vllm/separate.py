@@ -17,14 +17,14 @@ options = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
 if options.get("enforce_eager") is False:
     os.environ["TORCHDYNAMO_DISABLE"] = "0"
 
-from engines import assert_same, composition, engine, prompts, transformers_says, vllm_says  # noqa: E402
+from engines import assert_same, chats, composition, engine, transformers_says, vllm_says  # noqa: E402
 
 
 def main() -> None:
     folder, family, rule, seed = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     shutil.rmtree(folder / "members", ignore_errors=True)
     composed = composition(folder, family, rule, seed=seed)
-    asked = prompts(seed=seed)
+    asked = chats(seed=seed)
     expected = transformers_says(composed.reference, asked)
     with engine(composed.folder, **options) as llm:
         for _ in range(2):  # the second time from the prefix cache

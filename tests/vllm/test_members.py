@@ -13,9 +13,9 @@ from tessellm.inspect.planning import GIB, read_needs
 
 from conftest import character_tokenizer, save_lora, save_member
 from engines import (
-    CONTEXT,
     Composition,
     assert_same,
+    chats,
     composition,
     engine,
     member,
@@ -31,22 +31,18 @@ def inner_model(llm: Any) -> Any:
 
 
 def assert_equal(composed: Composition, **options: Any) -> None:
-    asked = prompts()
+    asked = chats()
     with engine(composed.folder, **options) as llm:
         assert_same(vllm_says(llm, asked), transformers_says(composed.reference, asked))
 
 
-def test_self_contained_with_weights_and_a_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rule", "termination"), [("product", "mean"), ("mixture", None)])
+def test_self_contained_with_weights_and_a_policy(rule: str, termination: str | None, tmp_path: Path) -> None:
     """Tensors in common lie in files of their own; one expert is steered away from; the mean decides about stopping."""
     weights = {"math": 0.7, "coding": -0.4, "full": 0.5}
-    composed = composition(tmp_path, "lora", "evidence", self_contained=True, weights=weights, termination="mean")
+    composed = composition(tmp_path, "lora", rule, self_contained=True, weights=weights, termination=termination)
     shutil.rmtree(tmp_path / "members")
     assert_equal(composed)
-
-
-@pytest.mark.parametrize("rule", ["evidence", "belief"])
-def test_other_rules(rule: str, tmp_path: Path) -> None:
-    assert_equal(composition(tmp_path, "llama", rule, termination="any"))
 
 
 def test_adapters_that_are_more_than_two_matrices_a_layer(tmp_path: Path) -> None:
@@ -66,7 +62,7 @@ def test_adapters_that_are_more_than_two_matrices_a_layer(tmp_path: Path) -> Non
 
 
 def test_adapters_share_one_base_and_caches_are_as_planned(tmp_path: Path) -> None:
-    composed = composition(tmp_path, "lora", "evidence")
+    composed = composition(tmp_path, "lora", "mixture")
     needs = read_needs(str(composed.folder))
     with engine(composed.folder, block_size=32) as llm:
         model = inner_model(llm)
@@ -78,20 +74,20 @@ def test_adapters_share_one_base_and_caches_are_as_planned(tmp_path: Path) -> No
 
 
 def test_states_are_carried_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule looks back at the window once a prompt, not once a token."""
+    """The rule begins anew once a prompt, not once a token."""
     from tessellm.vllm.state import States
 
     looked, replay = [], States.replay
 
-    def counted(self: States, step: Any, row: int, first: int, last: int) -> Any:
-        looked.append((first, last))
-        return replay(self, step, row, first, last)
+    def counted(self: States, step: Any, row: int, last: int, seat: Any) -> Any:
+        looked.append(last)
+        return replay(self, step, row, last, seat)
 
     monkeypatch.setattr(States, "replay", counted)
-    composed = composition(tmp_path, "llama", "evidence")
-    asked = prompts(20, longest=CONTEXT - 60)
+    composed = composition(tmp_path, "llama", "mixture")
+    asked = chats(20, longest=120)
     with engine(composed.folder, enable_prefix_caching=False) as llm:
         looked.clear()
         said = vllm_says(llm, asked, new=40)
-    assert sorted(looked) == sorted((len(row) - 1, len(row) - 1) for row in asked)
+    assert sorted(looked) == sorted(len(row) - 1 for row in asked)
     assert sum(len(each.tokens) for each in said) > 10 * len(asked)

@@ -16,15 +16,17 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import tessellm
+from tessellm.checkpoint import read_config
 from tessellm.errors import TessellmError
+from tessellm.vllm import config, tap
 from tessellm.vllm.versions import TESTED, check_version
 
-from engines import Composition, alike, composition, engine
+from engines import Composition, alike, composition, engine, vllm_says
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Composition:
-    return composition(tmp_path_factory.mktemp("saved"), "llama", "evidence")
+    return composition(tmp_path_factory.mktemp("saved"), "llama", "mixture")
 
 
 @pytest.fixture
@@ -82,6 +84,13 @@ def test_exchanged_vocabulary(own: Path, tmp_path: Path) -> None:
     assert "member 'math' has 60 token rows" in refusal(whole)
 
 
+def test_other_rules(own: Path) -> None:
+    change_config(own, rule={"name": "evidence"})
+    message = refusal(own)
+    assert "the rule 'evidence' cannot be served by vLLM, which runs product and mixture" in message
+    assert "Leave out --engine vllm, or compose with rule: product" in message
+
+
 def test_unknown_rule(own: Path) -> None:
     change_config(own, rule={"name": "median"})
     message = refusal(own)
@@ -89,10 +98,34 @@ def test_unknown_rule(own: Path) -> None:
     assert "product" in message
 
 
+def test_a_router_where_its_layers_do_not_run_as_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = composition(tmp_path, "lora", "routed").folder
+    message = refusal(folder, enforce_eager=False)
+    assert "a composition with a router cannot be compiled by vLLM" in message
+    assert "--enforce-eager" in message
+    with monkeypatch.context() as patch:
+        patch.setattr(tap, "place", lambda model, name: (f"{name}.elsewhere", None))
+        assert "vLLM's LlamaForCausalLM has no such layer" in refusal(folder)
+    monkeypatch.setattr(tap._TappedLayer, "register_forward_pre_hook", lambda *arguments, **options: None)
+    with engine(folder) as llm, pytest.raises(TessellmError, match="vLLM did not run that layer as Python"):
+        vllm_says(llm, [[5, 6, 7]])
+
+
+def test_a_router_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = composition(tmp_path, "lora", "routed").folder
+    told: list[str] = []
+    monkeypatch.setattr(config.logger, "warning", lambda text, *values: told.append(text % values))
+    for _ in range(2):
+        config.set_sizes(read_config(folder), folder)
+        (folder / "router.safetensors").unlink(missing_ok=True)
+    assert len(told) == 1
+    assert "holds no router.safetensors, so all prompts have one prior" in told[0]
+
+
 def test_heads_without_a_kernel(tmp_path: Path) -> None:
     places = alike(tmp_path, "llama", head_dim=16)
     base = places.pop("base")
-    tessellm.compose(base, places).save_pretrained(tmp_path / "composed")
+    tessellm.compose(base, places, rule="product").save_pretrained(tmp_path / "composed")
     message = refusal(tmp_path / "composed")
     assert "heads are 16 wide" in message
     assert "leave out --engine vllm" in message

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from engines import Composition, assert_same, composition, engine, prompts, transformers_says, vllm_says
+from engines import Composition, assert_same, chat, chats, composition, engine, prompts, transformers_says, vllm_says
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Composition:
-    """Adapters on a shared base and a full fine-tune, under the default rule."""
-    return composition(tmp_path_factory.mktemp("mixed"), "lora", "evidence")
+    """Adapters on a shared base and a full fine-tune, with a router."""
+    return composition(tmp_path_factory.mktemp("mixed"), "lora", "routed")
 
 
 def metric(llm: Any, name: str) -> float:
@@ -22,8 +23,8 @@ def metric(llm: Any, name: str) -> float:
 
 def test_chunks_and_cached_prefixes(mixed: Composition) -> None:
     """Prompts are read 24 tokens at a time; then again, longer by a token, from the cache."""
-    asked = prompts(52, longest=140)
-    longer = [[*row, 5] for row in asked]
+    messages = prompts(52, longest=140)
+    asked, longer = [chat(message) for message in messages], [chat([*message, 5]) for message in messages]
     expected, expected_longer = (transformers_says(mixed.reference, rows) for rows in (asked, longer))
     options = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 24}
     with engine(mixed.folder, block_size=32, enable_prefix_caching=True, disable_log_stats=False, **options) as llm:
@@ -35,7 +36,7 @@ def test_chunks_and_cached_prefixes(mixed: Composition) -> None:
 
 
 def test_many_at_once_equal_one_at_a_time(mixed: Composition) -> None:
-    asked = prompts(32, seed=1)
+    asked = chats(32, seed=1)
     with engine(mixed.folder, enable_prefix_caching=False) as llm:
         together = vllm_says(llm, asked)
         alone = [vllm_says(llm, [row])[0] for row in asked]
@@ -46,7 +47,7 @@ def test_many_at_once_equal_one_at_a_time(mixed: Composition) -> None:
 
 def test_requests_that_are_preempted(mixed: Composition) -> None:
     """The cache holds a few requests at a time, so that some lose their place and start again."""
-    asked = prompts(52, longest=60, seed=2)
+    asked = chats(52, longest=50, seed=2)
     expected = transformers_says(mixed.reference, asked, new=60)
     options = {"block_size": 32, "num_gpu_blocks_override": 14, "enable_prefix_caching": False}
     with engine(mixed.folder, disable_log_stats=False, max_num_seqs=16, **options) as llm:
@@ -58,8 +59,7 @@ def test_same_prompt_sampled_many_times(mixed: Composition) -> None:
     """Requests that share blocks of a prompt, and part after it, keep apart what the rule remembers."""
     from vllm import SamplingParams
 
-    row = prompts(1, seed=3)[0] * 4
-    asked = row[:96]
+    asked = chat((prompts(1, seed=3)[0] * 4)[:96])
     with engine(mixed.folder, block_size=32, enable_prefix_caching=True) as llm:
         sampling = SamplingParams(temperature=1.0, n=12, max_tokens=24, logprobs=0, seed=0, ignore_eos=True)
         for _ in range(2):  # the second time from the cache
@@ -79,10 +79,12 @@ def teacher_forced(composed: Composition, asked: list[int], answer: list[int]) -
 
 
 def test_logprobs_of_prompts(mixed: Composition) -> None:
-    """What lm-eval asks for; in chunks, and next to requests that are writing."""
+    """What lm-eval asks for, of texts with and without answers in the template; in chunks, and next to requests that
+    are writing."""
     from vllm import SamplingParams
 
-    asked = [row for row in prompts(20, seed=4) if len(row) > 2]
+    rows = [row for row in prompts(20, longest=60, seed=4) if len(row) > 2]
+    asked = [*rows[:8], *([*chat(row), *other, *chat(row[:5]), *other[:9]] for row, other in pairwise(rows[8:]))]
     expected = [teacher_forced(mixed, row[:1], row[1:]) for row in asked]
     options = {"enable_chunked_prefill": True, "max_num_batched_tokens": 48, "max_num_seqs": 16}
     with engine(mixed.folder, **options) as llm:

@@ -29,7 +29,7 @@ def run_apart(folder: Path, family: str, rule: str, seed: int = 0, cache: Path |
 
 @pytest.mark.timeout(900)
 def test_tensor_parallelism(tmp_path: Path) -> None:
-    run_apart(tmp_path, "lora", "evidence", tensor_parallel_size=2, distributed_executor_backend="mp")
+    run_apart(tmp_path, "lora", "routed", tensor_parallel_size=2, distributed_executor_backend="mp")
 
 
 @pytest.mark.timeout(900)
@@ -37,9 +37,9 @@ def test_compiled_members_with_a_warm_cache(tmp_path: Path) -> None:
     """Three members of one shape: each needs a cache entry of its own, since a graph names its member's layers. Then
     other weights and another rule with that cache; then adapters on a base of the same shape, which need a third."""
     cache, entries = tmp_path / "cache", tmp_path / "cache" / "torch_compile_cache" / "torch_aot_compile"
-    assert run_apart(tmp_path, "llama", "evidence", 0, cache, enforce_eager=False) == 3
+    assert run_apart(tmp_path, "llama", "mixture", 0, cache, enforce_eager=False) == 3
     assert len(list(entries.iterdir())) == 3
     assert run_apart(tmp_path, "llama", "product", 7, cache, enforce_eager=False) == 3
     assert len(list(entries.iterdir())) == 3
-    assert run_apart(tmp_path, "lora", "evidence", 0, cache, enforce_eager=False) == 2
+    assert run_apart(tmp_path, "lora", "mixture", 0, cache, enforce_eager=False) == 2
     assert len(list(entries.iterdir())) == 5

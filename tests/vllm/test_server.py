@@ -22,12 +22,12 @@ from engines import CONTEXT, Composition, composition, transformers_says
 pytestmark = pytest.mark.xdist_group("server")  # one worker, so that it is started once
 
 KEY = "secret"
-OPTIONS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
+OPTIONS = ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
 
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Composition:
-    return composition(tmp_path_factory.mktemp("served"), "lora", "evidence")
+    return composition(tmp_path_factory.mktemp("served"), "lora", "routed")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,8 @@ def decoded(tokens: list[int]) -> str:
 
 def test_completions_with_logprobs(client: openai.OpenAI, composed: Composition) -> None:
     assert [model.id for model in client.models.list()] == ["composed"]
-    for text in ("abc", "what is 2+2?", "x" * 90):
+    for message in ("abc", "what is 2+2?", "x" * 90):
+        text = f"u: {message}\na: "
         answer = client.completions.create(model="composed", prompt=text, max_tokens=16, temperature=0, logprobs=3)
         said = expected(composed, text)
         assert answer.choices[0].text == decoded(said.tokens)

@@ -1,7 +1,7 @@
 """What a rule remembers, under a paged cache that does everything an engine's does, at random.
 
 Requests come, share prefixes, are read in chunks, write, are preempted, end; blocks go to others.
-After every step each request's row must be what the rule says of its whole text. Hidden states are logits here.
+After every step each request's row must be what the reference says of its whole text. Hidden states are logits here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,34 @@ import torch
 from torch import Tensor
 from vllm.forward_context import override_forward_context
 
-from tessellm.rules import ComposedRule
-from tessellm.rules.belief import Belief
-from tessellm.rules.evidence import Evidence
+from tessellm.model.cache import ComposedCache
+from tessellm.model.transcript import Routing
+from tessellm.routing import ChatMarks
+from tessellm.routing.template import TemplateMark
+from tessellm.rules import ComposedRule, Mixture
 from tessellm.vllm.memory import LAYER, Memory, Step
 from tessellm.vllm.state import States
 
 from engines import CONTEXT  # noqa: F401 - sets vLLM's environment first
+from routers import HandMade
 
 MEMBERS, VOCABULARY, BLOCK, BLOCKS = 3, 6, 4, 16
 SIZE = MEMBERS * VOCABULARY
-HABITS = ((0.0, 0.0, -1.0, -1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0.7),) * (MEMBERS - 1)
-RULES = {
-    "evidence": ComposedRule(Evidence(window=7, interference=0.2)),
-    "belief": ComposedRule(Belief(HABITS, (4,), (3,), 3)),  # an answer may have begun before its window
-    "belief without habits": ComposedRule(Belief(span=3)),
+NAMES = ("base", "one", "two")
+USER, ANSWER = 4, 5  # the tokens of the template
+MARKS = ChatMarks((USER,), TemplateMark((USER,)), TemplateMark((USER,)), (ANSWER,))
+RULE = Mixture(switch_prob=0.1, alone=0.6)
+
+
+def routing(marks: ChatMarks, router: bool) -> Routing:
+    return Routing(RULE, NAMES, HandMade("one", "two") if router else None, marks)
+
+
+KINDS = {
+    "template and router": routing(MARKS, True),
+    "template": routing(MARKS, False),
+    "router": routing(ChatMarks(), True),
+    "neither": routing(ChatMarks(), False),
 }
 
 
@@ -42,17 +55,27 @@ def hidden_of(tokens: tuple[int, ...]) -> Tensor:
     return torch.cat([base + 0.8 * torch.randn(VOCABULARY, generator=generator) for _ in range(MEMBERS)])
 
 
+@cache
+def energy_of(tokens: tuple[int, ...]) -> Tensor:
+    """The energies of a text's last token, [L, K]."""
+    return torch.randn(1, MEMBERS - 1, generator=torch.Generator().manual_seed(hash(tokens) % 2**40 + 1))
+
+
 def logprobs(hidden_NH: Tensor) -> Tensor:
     return hidden_NH.view(len(hidden_NH), MEMBERS, VOCABULARY).transpose(0, 1).log_softmax(-1)
 
 
 @cache
-def whole_text(rule: str, tokens: tuple[int, ...]) -> Tensor:
-    """The rule over all of a text, from its beginning: [T, V]."""
-    hidden_TH = torch.stack([hidden_of(tokens[: end + 1]) for end in range(len(tokens))])
-    token_1T = torch.tensor([list(tokens)])
-    logp_1TV, _ = RULES[rule](logprobs(hidden_TH)[:, None], token_1T, torch.ones_like(token_1T, dtype=torch.bool), None)
-    return logp_1TV[0]
+def whole_text(kind: str, tokens: tuple[int, ...]) -> Tensor:
+    """What the reference says of all of a text, read at once: [T, V]."""
+    beginnings = [tokens[: end + 1] for end in range(len(tokens))]
+    token_1T, running = torch.tensor([list(tokens)]), ComposedCache([], ComposedRule(RULE))
+    mask_1T = torch.ones_like(token_1T, dtype=torch.bool)
+    running.transcript.read(token_1T, mask_1T)
+    running.transcript.hear(torch.stack([energy_of(each) for each in beginnings])[None])
+    restarts = running.transcript.restarts(KINDS[kind], len(tokens))
+    logp_MTV = logprobs(torch.stack([hidden_of(each) for each in beginnings]))
+    return running.compose(logp_MTV[:, None], token_1T, mask_1T, restarts)[0]
 
 
 @dataclass
@@ -100,24 +123,29 @@ class Pages:
         text.blocks, text.read = [], 0
 
 
-def make_states(rule: str, requests: int) -> States:
+def make_memory(dtype: torch.dtype = torch.float32) -> Memory:
     config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.float32),
+        model_config=SimpleNamespace(dtype=dtype),
         cache_config=SimpleNamespace(block_size=BLOCK),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
-    memory = Memory(config, SIZE)
-    memory.bind_kv_cache(torch.zeros(BLOCKS, 1, BLOCK, SIZE))
-    return States(RULES[rule], memory, requests, SIZE, logprobs)
+    memory = Memory(config, SIZE, (1, MEMBERS - 1))
+    memory.bind_kv_cache(torch.zeros(BLOCKS, 1, BLOCK, memory.size, dtype=dtype))
+    return memory
+
+
+def make_states(kind: str, requests: int) -> States:
+    return States(KINDS[kind], make_memory(), requests, SIZE, logprobs)
 
 
 def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tensor]:
     """Read so many tokens of each text, as one batch: the step, and the hidden states of all its tokens."""
-    slots, hidden, tokens, starts = [], [], [], [0]
+    slots, hidden, energies, tokens, starts = [], [], [], [], [0]
     for text, count in batch:
         for position in range(text.read, text.read + count):
             slots.append(text.blocks[position // BLOCK] * BLOCK + position % BLOCK)
             hidden.append(hidden_of(tuple(text.tokens[: position + 1])))
+            energies.append(energy_of(tuple(text.tokens[: position + 1])))
             tokens.append(text.tokens[position])
         text.read += count
         starts.append(len(slots))
@@ -128,16 +156,15 @@ def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tenso
     step = Step(torch.tensor(starts, dtype=torch.int32), lengths, table, padded)
     hidden_TH = torch.stack(hidden)
     with override_forward_context(SimpleNamespace(slot_mapping={LAYER: padded})):
-        states.memory(hidden_TH, torch.tensor(tokens))
+        states.memory(hidden_TH, torch.tensor(tokens), torch.stack(energies))
     return step, hidden_TH
 
 
-@pytest.mark.parametrize(
-    ("seed", "rule"), [(seed, name) for name in RULES for seed in range(8 if name == "evidence" else 3)]
-)
-def test_rows_are_those_of_the_whole_text(seed: int, rule: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_those_of_the_whole_text(seed: int, kind: str) -> None:
     chance = random.Random(seed)
-    states, pages = make_states(rule, requests=4 if seed % 2 else 40), Pages(chance)  # few seats, and many
+    states, pages = make_states(kind, requests=4 if seed % 2 else 40), Pages(chance)  # few seats, and many
     texts: list[Text] = []
     old = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 20))] for _ in range(3)]
     for _ in range(200):
@@ -160,9 +187,9 @@ def test_rows_are_those_of_the_whole_text(seed: int, rule: str) -> None:
             last_B = step.start_B[1:].long() - 1
             found_BV = states.last_rows(step, hidden_TH[last_B])
             for row, (text, _) in enumerate(batch):
-                rows_TV = whole_text(rule, tuple(text.tokens[: text.read]))
+                rows_TV = whole_text(kind, tuple(text.tokens[: text.read]))
                 torch.testing.assert_close(found_BV[row], rows_TV[-1], atol=1e-5, rtol=0)
-            check_stretch(rule, states, step, hidden_TH, batch, chance)
+            check_stretch(kind, states, step, hidden_TH, batch, chance)
             for text, _ in batch:
                 pages.filled(text)
                 if text.read == len(text.tokens):
@@ -175,12 +202,12 @@ def test_rows_are_those_of_the_whole_text(seed: int, rule: str) -> None:
 
 
 def check_stretch(
-    rule: str, states: States, step: Step, hidden_TH: Tensor, batch: list[tuple[Text, int]], chance: random.Random
+    kind: str, states: States, step: Step, hidden_TH: Tensor, batch: list[tuple[Text, int]], chance: random.Random
 ) -> None:
     """Rows of any stretch of the batch, as for the log-probabilities of prompts."""
     first = chance.randrange(len(hidden_TH))
     last = chance.randrange(first + 1, len(hidden_TH) + 1)
-    wanted_TV = torch.cat([whole_text(rule, tuple(text.tokens[: text.read]))[-count:] for text, count in batch])
+    wanted_TV = torch.cat([whole_text(kind, tuple(text.tokens[: text.read]))[-count:] for text, count in batch])
     found_TV = states.rows(step, first, hidden_TH[first:last])
     torch.testing.assert_close(found_TV, wanted_TV[first:last], atol=1e-5, rtol=0)
 
@@ -188,10 +215,37 @@ def check_stretch(
 def test_a_block_that_was_another_texts_forgets_it() -> None:
     """One text ends where a block ends; the block goes to a second text; a third shares it and reads one token more."""
     for seed in range(10):
-        chance, states = random.Random(seed), make_states("evidence", requests=8)
+        chance, states = random.Random(seed), make_states("neither", requests=8)
         one, two = ([chance.randrange(VOCABULARY) for _ in range(BLOCK)] for _ in range(2))
         texts = [Text(one, blocks=[1]), Text([*two, 0, 1], blocks=[1, 2]), Text([*two, 3], read=BLOCK, blocks=[1, 3])]
         for text in texts:
             step, hidden_TH = run_step(states, [(text, len(text.tokens) - text.read)])
             found_1V = states.last_rows(step, hidden_TH[-1:])
-            torch.testing.assert_close(found_1V[0], whole_text("evidence", tuple(text.tokens))[-1], atol=1e-5, rtol=0)
+            torch.testing.assert_close(found_1V[0], whole_text("neither", tuple(text.tokens))[-1], atol=1e-5, rtol=0)
+
+
+def test_energies_are_kept_to_the_bit() -> None:
+    """Beside hidden states in half precision."""
+    memory, slot_T = make_memory(torch.bfloat16), torch.tensor([5, 9, 40])
+    hidden_TH, energy_TLK = torch.randn(3, SIZE).bfloat16(), torch.randn(3, 1, MEMBERS - 1)
+    with override_forward_context(SimpleNamespace(slot_mapping={LAYER: slot_T})):
+        memory(hidden_TH, torch.tensor([1, 2, 3]), energy_TLK)
+    for at in (slice(None), slice(1, 2)):
+        assert torch.equal(memory.recall(slot_T[at]), hidden_TH[at])
+        assert torch.equal(memory.recall_energies(slot_T[at]), energy_TLK[at])
+    assert memory.token_S[slot_T].tolist() == [1, 2, 3]
+
+
+def test_an_answer_is_carried_over_the_templates_tokens() -> None:
+    """A token of the template inside an answer is looked at, and changes nothing."""
+    states = make_states("template and router", requests=4)
+    text = Text([USER, 0, 1, ANSWER, 2, 3, ANSWER, 0, ANSWER], blocks=[1, 2, 3])
+    replayed: list[int] = []
+    replay = states.replay
+    states.replay = lambda *arguments: replayed.append(arguments[2]) or replay(*arguments)  # type: ignore[method-assign]
+    for count in (3, *[1] * 6):
+        step, hidden_TH = run_step(states, [(text, count)])
+        found_1V = states.last_rows(step, hidden_TH[-1:])
+        wanted_TV = whole_text("template and router", tuple(text.tokens[: text.read]))
+        torch.testing.assert_close(found_1V[0], wanted_TV[-1], atol=1e-5, rtol=0)
+    assert replayed == [2, 3]

@@ -170,8 +170,12 @@ def test_chat_template_is_the_bases_or_the_first_experts() -> None:
     for templates, chosen, note in (
         ({"base": None, "a": None}, None, NO_TEMPLATE),
         ({"base": "B", "a": "B", "b": None}, "B", "The chat template is that of 'base'."),
-        ({"base": "B", "a": "A"}, "B", "The chat template is that of 'base'; 'a' would use another."),
-        ({"base": None, "a": "A", "b": "B"}, "A", "The chat template is that of 'a'; 'b' would use another."),
+        ({"base": "B", "a": "A"}, "B", "The chat template is that of 'base'; not used: that of 'a'."),
+        (
+            {"base": None, "a": "A", "b": "B"},
+            "A",
+            "The chat template is that of 'a'; not used: that of 'b'.",
+        ),
         ({"base": {"default": "B", "tool_use": "T"}, "a": "B"}, "B", "The chat template is that of 'base'."),
         ({"base": {"rag": "R"}, "a": "A"}, "A", "The chat template is that of 'a'."),
     ):

@@ -1,1 +1,1 @@
-"""How fast a composition decodes: against the memory-bandwidth limit, and against the loops that people write."""
+"""How fast a composition decodes: beside its base alone, and against the memory-bandwidth limit."""

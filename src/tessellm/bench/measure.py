@@ -1,16 +1,15 @@
 """What is measured: milliseconds per step, tokens per second, the share of the memory-bandwidth limit, memory.
 
 A step gives every running sequence one token. It has to read every weight once, so it cannot be shorter than the bytes
-of all distinct weights over the bandwidth of the memory; that bandwidth is measured, by copying. The engine and a loop
-take turns, so that whatever else the machine does falls on both; medians are reported.
+of all distinct weights over the bandwidth of the memory; that bandwidth is measured, by copying. A composition and
+what it is compared with take turns, so that whatever else the machine does falls on both; medians are reported.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,19 +20,11 @@ from ..decoding.sampling import Sampling
 from ..decoding.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
-from .loops import Loop
-from .models import TURN
+from ..model.variants import alone, is_alone
 
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 28}  # bytes
-
-
-@dataclass(frozen=True)
-class Case:
-    """One point of a sweep."""
-
-    experts: int
-    batch: int = 1
-    prompt: int = 128
+MOST = 1 << 20  # of anything: no machine takes more
+TURN = 5  # the token that random prompts end with: a template's last token, as prompts end in a chat
 
 
 def synchronise(device: torch.device) -> None:
@@ -111,39 +102,30 @@ def _step(engine: Engine) -> None:
             raise EngineError(request.error)
 
 
-def loop_steps(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new: int, to_cpu: bool) -> float:
-    """Seconds a step of a loop after its first token."""
-    loop = Loop(model, rows, to_cpu)
-    loop.step()
-    start = time.perf_counter()
-    for _ in range(new - 1):
-        loop.step()
-    return (time.perf_counter() - start) / (new - 1)
-
-
 def measure(
     model: ComposedForCausalLM,
-    case: Case,
+    batch: int,
+    prompt: int,
     new: int,
     rounds: int,
     bytes_a_second: float,
-    compiled: bool,
-    loops: bool,
     speculation: Speculation | None = None,
+    beside: Mapping[str, Callable[[], float]] | None = None,
 ) -> dict[str, Any]:
-    """One row of the table, with all members awake at every step. With `speculation` also the same with drafts."""
-    device, rows = model.device, random_prompts(model, [case.prompt] * case.batch)
+    """One row of the table: the engine without drafts. In turns with it, with `speculation` also the engine with
+    drafts, and what stands in `beside`: names and functions that return seconds a step."""
+    device, rows, beside = model.device, random_prompts(model, [prompt] * batch), beside or {}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    engine = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=Speculation("none"))
+    engine = Engine(model, batch, prompt + new, speculation=Speculation("none"))
     engine_steps(engine, rows, min(new, 8))
     made = time.perf_counter() - start
     drafting, same = None, []
     if speculation is not None:
-        drafting = Engine(model, case.batch, case.prompt + new, compiled=compiled, speculation=speculation)
+        drafting = Engine(model, batch, prompt + new, speculation=speculation)
         engine_steps(drafting, rows, new)
-    timed: dict[str, list[float]] = {"engine": [], "first": [], "notebook": [], "on device": [], "drafting": []}
+    timed: dict[str, list[float]] = {name: [] for name in ("engine", "first", "drafting", *beside)}
     for _ in range(rounds):
         first, step, texts = timed_texts(engine, rows, new)
         timed["first"].append(first)
@@ -152,20 +134,18 @@ def measure(
             _, step, others = timed_texts(drafting, rows, new)
             timed["drafting"].append(step)
             same += [one == other for one, other in zip(texts, others, strict=True)]
-        if loops:
-            short = min(new, 24)
-            timed["notebook"].append(loop_steps(model, rows, short, to_cpu=True))
-            timed["on device"].append(loop_steps(model, rows, short, to_cpu=False))
+        for name, seconds_a_step in beside.items():
+            timed[name].append(seconds_a_step())
     median = {key: statistics.median(values) for key, values in timed.items() if values}
-    weights, cache = bytes_a_step(model), sum(group.cache.bytes for group in engine.steps.work.groups)
+    weights, cache = bytes_a_step(model), sum(group.cache.bytes for group in engine.executor.groups)
     limit = weights / bytes_a_second
     row = {
-        "experts": case.experts,
-        "batch": case.batch,
-        "prompt": case.prompt,
+        "experts": len(model.members) - 1,
+        "batch": batch,
+        "prompt": prompt,
         "new_tokens": new,
         "ms_a_step": 1e3 * median["engine"],
-        "tokens_a_second": case.batch / median["engine"],
+        "tokens_a_second": batch / median["engine"],
         "limit_ms": 1e3 * limit,
         "share_of_limit": limit / median["engine"],
         "first_token_ms": 1e3 * median["first"],
@@ -173,18 +153,27 @@ def measure(
         "cache_bytes": cache,
         "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
         "made_seconds": made,
-        "compile_seconds": engine.steps.prepared_seconds,
+        "compile_seconds": engine.executor.prepared_seconds,
     }
     if drafting is not None:
         row |= _drafted(drafting)
         row["drafting_ms"] = 1e3 * median["drafting"]
         row["times_without_drafts"] = median["engine"] / median["drafting"]
         row["same_texts"] = statistics.mean(same)
-    for name in ("notebook", "on device"):
-        if name in median:
-            row[f"{name.replace(' ', '_')}_ms"] = 1e3 * median[name]
-            row[f"times_{name.replace(' ', '_')}"] = median[name] / median["engine"]
+    for name in beside:
+        row[f"{name}_ms"] = 1e3 * median[name]
+        row[f"times_{name}"] = median[name] / median["engine"]
     return row
+
+
+def base_beside(model: ComposedForCausalLM, batch: int, prompt: int, new: int) -> dict[str, Callable[[], float]]:
+    """The base alone, by an engine of its own; nothing for a member that is alone."""
+    if is_alone(model):
+        return {}
+    base = alone(model, "base")
+    engine, rows = Engine(base, batch, prompt + new), random_prompts(base, [prompt] * batch)
+    engine_steps(engine, rows, min(new, 8))
+    return {"base": lambda: engine_steps(engine, rows, new)[1]}
 
 
 def _drafted(engine: Engine) -> dict[str, Any]:
@@ -195,29 +184,35 @@ def _drafted(engine: Engine) -> dict[str, Any]:
 
 
 def sweep(
-    make: Callable[[int], ComposedForCausalLM],
-    cases: Sequence[Case],
+    model: ComposedForCausalLM,
+    batches: Sequence[int] = (1,),
+    prompts: Sequence[int] = (128,),
     new: int = 64,
     rounds: int = 3,
-    compiled: bool = True,
-    loops: bool = True,
     speculation: Speculation | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Every case, with the bandwidth measured in the same run. `make` gives the composition with so many experts."""
-    rows: list[dict[str, Any]] = []
-    speed, model, experts = None, None, None
-    for case in cases:
-        if experts != case.experts:
-            model, experts = make(case.experts), case.experts
-        assert model is not None
-        if speed is None:
-            speed = bandwidth(model.device)
-            progress(f"memory moves {speed / 1e9:,.1f} GB/s")
-        row = measure(model, case, new, rounds, speed, compiled, loops, speculation)
-        rows.append(row)
-        progress(in_words(row))
-    return {"bytes_a_second": speed, "rule": model.rule.name if model is not None else None, "rows": rows}
+    """Measure a composition and its base: the first batch and prompt together, then each varied by itself."""
+    check(model, batches, prompts, new)
+    speed = bandwidth(model.device)
+    progress(f"memory moves {speed / 1e9:,.1f} GB/s")
+    rows = []
+    for batch, prompt in [*((batch, prompts[0]) for batch in batches), *((batches[0], each) for each in prompts[1:])]:
+        beside = base_beside(model, batch, prompt, new)
+        rows.append(measure(model, batch, prompt, new, rounds, speed, speculation, beside))
+        progress(in_words(rows[-1]))
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"bytes_a_second": speed, "dtype": dtype, "rule": model.rule.name, "rows": rows}
+
+
+def check(model: ComposedForCausalLM, batches: Sequence[int], prompts: Sequence[int], new: int) -> None:
+    """Refuse what cannot be measured, before anything is."""
+    for name, values in (("batch", batches), ("prompt", prompts)):
+        if not values or min(values) < 1 or max(values) > MOST:
+            raise EngineError(f"expected whole numbers from 1 to {MOST:,} for {name}; got {list(values)}")
+    if new < 2:  # below two new tokens nothing is timed
+        raise EngineError(f"expected at least two new tokens; got {new}")
+    model.config.check_room(max(prompts), new, "the longest prompt", "--new-tokens")
 
 
 def in_words(row: dict[str, Any]) -> str:
@@ -226,10 +221,12 @@ def in_words(row: dict[str, Any]) -> str:
         f"{row['experts']} experts, batch {row['batch']}, prompt {row['prompt']}: {row['ms_a_step']:.2f} ms a step, "
         f"{row['tokens_a_second']:,.0f} tokens/s, {row['share_of_limit']:.0%} of the limit"
     )
-    text += f", {row['times_notebook']:.1f} × the notebook loop" if "times_notebook" in row else ""
+    text += "".join(
+        f", {row[f'times_{name}']:.2f} × {name}" for name in ("base", "notebook", "on_device") if f"times_{name}" in row
+    )
     if "times_without_drafts" in row:
         text += (
             f", {row['times_without_drafts']:.2f} × with drafts ({row['accepted']:.0%} of {row['drafted']:,} tokens "
+            f"accepted, {row['same_texts']:.0%} of the texts the same)"
         )
-        text += f"accepted, {row['same_texts']:.0%} of the texts the same)"
     return text

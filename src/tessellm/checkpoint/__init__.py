@@ -2,6 +2,7 @@
 
     config.json             members, weights, rule; where each member is and what it was when it was saved
     model.safetensors       the experts' weights in the rule and, where ids are permuted, the id maps
+    router.safetensors      what the router measured; its settings are in config.json
     tokenizer…, generation_config.json, chat_template.jinja
     modeling_tessellm.py    lets `trust_remote_code=True` load it without `import tessellm`
     README.md               a model card

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from ..members import Loading, Member, MemberSpec, SavedMember, sources
+from ..members.packed import is_packed
 from ..members.saved import Stamp
 
 
@@ -24,7 +25,7 @@ def link(saved: SavedMember, member: Member, target: Path) -> SavedMember:
             "or to another folder"
         )
     by_default = member.is_adapter or member.default_dtype  # as it is stored, or as suits the device
-    dtype = None if by_default else str(member.model.dtype).removeprefix("torch.")
+    dtype = None if by_default else is_packed(member.model) or str(member.model.dtype).removeprefix("torch.")
     return saved.placed(dtype=dtype, quantization=member.spec.quantization, **_place(member.source, target))
 
 
@@ -46,6 +47,8 @@ def saved_spec(saved: SavedMember, folder: Path, loading: Loading) -> MemberSpec
         _linked_source(saved, saved.source, folder),
         weight=saved.weight,
         style=bool(saved.style),
+        description=saved.description,
+        examples=None if saved.examples is None else tuple(saved.examples),
         revision=saved.revision,
         dtype=saved.dtype if as_saved else None,
         quantization=saved.quantization,
@@ -59,6 +62,11 @@ def _linked_source(saved: SavedMember, place: str, folder: Path) -> str:
         return place
     if place.startswith("."):
         place = os.path.normpath(folder / place)
+        if saved.stamp is None and not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder)):
+            raise CheckpointError(
+                f"member {saved.name!r} lies outside its composition: {folder} is self-contained, but its config.json "
+                f"or a link in it leads to {os.path.realpath(place)}. Copy the member into the folder, or compose again"
+            )
         if not sources.exists(Path(place)):
             raise CheckpointError(
                 f"member {saved.name!r} is missing: {folder} links to {place}, which is not there. Move it back, or "

@@ -15,10 +15,13 @@ from ..errors import CheckpointError, MemberError
 from ..members import load_tokenizer, sources
 from ..model import ComposedConfig, ComposedForCausalLM
 from ..model.variants import no_such_speaker
+from ..routing.calibrated import prepare_router
+from ..routing.calibration import Progress
+from ..routing.stored import read_router
 from ..rules import Product
 from ..vocabulary import Alignment, Vocabulary
 from .links import saved_spec
-from .reader import read_config, saved_members
+from .reader import ROUTER, read_config, renewed, saved_members
 
 NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without meaning anything by it
     "subfolder": "",
@@ -38,7 +41,12 @@ NEUTRAL_OPTIONS: dict[str, Any] = {  # what Hugging Face libraries pass without 
 
 
 def load(
-    path: str | Path, *, config: ComposedConfig | None = None, only: str | None = None, **options: Any
+    path: str | Path,
+    *,
+    config: ComposedConfig | None = None,
+    only: str | None = None,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> ComposedForCausalLM:
     """Read a composition's folder, or a hub repository that holds one. `only`: no member but that one and the base,
     which an adapter needs; they are then composed by Eq. 2."""
@@ -46,7 +54,7 @@ def load(
     loading = make_loading(options)
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
-    config = config or read_config(folder)
+    config = renewed(config or read_config(folder))
     saved, rule, termination = saved_members(config, folder), config.rule, config.termination
     if only is not None:
         names = [member.name for member in saved]
@@ -61,12 +69,16 @@ def load(
     ends = {member.name: tuple(member.end_ids) for member in saved}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
     model = assemble(members, rule, termination, vocabulary)
-    for key in ("max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
+    for key in ("routing", "max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
         setattr(model.config, key, getattr(config, key))
     model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops
     model.generation_config = _read_generation(folder)
     model.tokenizer = load_tokenizer(folder, loading)
     model.notes = tuple(getattr(config, "notes", model.notes))
+    if model.routing is not None and (folder / ROUTER).is_file():
+        model.router = read_router(folder / ROUTER, model.base, model.tokenizer)
+    else:
+        prepare_router(model, progress)
     model.config._name_or_path = model.name_or_path = str(folder)
     return model
 

@@ -18,8 +18,12 @@ from ..members import SavedMember, check_name
 from ..members.saved import EXPECTED as MEMBER_KEYS
 from ..members.saved import TokenId
 from ..model import ComposedConfig
+from ..routing.router import BASE_RETENTION
+from ..rules import Mixture
 from ..validation import explain
 
+ROUTER = "router.safetensors"
+FORMER = "belief"  # the default rule of checkpoints from before
 LARGEST = 16 << 20  # bytes of a config.json
 MOST_MEMBERS = 1000
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -29,6 +33,7 @@ EXPECTED = {  # by the last known key of where a problem is; members.* is what e
     **MEMBER_KEYS,
     "members.*": "a mapping with the keys name, kind, weight and end_ids",
     "rule": "a mapping with the key name and the rule's parameters",
+    "routing": "a mapping with the keys enabled, base_retention and embedder",
     "termination": "a policy's name",
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "num_hidden_layers"), SIZE),
     "eos_token_id": "a list of token ids",
@@ -38,6 +43,16 @@ EXPECTED = {  # by the last known key of where a problem is; members.* is what e
 }
 
 
+class SavedRouting(BaseModel):
+    """How a composition routes, as config.json holds it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    enabled: bool = True
+    base_retention: Annotated[float, Field(gt=0, lt=1)] = BASE_RETENTION
+    embedder: Annotated[str, Field(min_length=1)] | None = None
+
+
 class SavedComposition(BaseModel):
     """A composition as config.json holds it; keys that Hugging Face libraries add are left alone."""
 
@@ -45,6 +60,7 @@ class SavedComposition(BaseModel):
 
     members: Annotated[list[SavedMember], Field(min_length=2, max_length=MOST_MEMBERS)]
     rule: dict[str, Any]
+    routing: SavedRouting = SavedRouting()
     termination: str
     vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
     max_position_embeddings: Count
@@ -94,15 +110,30 @@ def read_config(folder: Path) -> ComposedConfig:
             "`tessellm compose`, or a recipe"
         )
     check_saved(content, file)
-    return ComposedConfig.from_pretrained(folder)
+    return renewed(ComposedConfig.from_pretrained(folder))
+
+
+def renewed(config: ComposedConfig) -> ComposedConfig:
+    """Put the rule that took the place of a former default into a config, with a note of it."""
+    if config.rule.get("name") == FORMER:
+        config.rule = _present_rule(config.rule)
+        note = f"It was saved with the rule {FORMER}, which is gone: the rule {Mixture.name} takes its place."
+        config.notes = [*(getattr(config, "notes", None) or []), note]
+    return config
+
+
+def _present_rule(rule: Any) -> Any:
+    if not isinstance(rule, Mapping) or rule.get("name") != FORMER:
+        return rule
+    return {"name": Mixture.name, **({"styles": rule["styles"]} if rule.get("styles") else {})}
 
 
 def check_saved(content: Mapping[str, Any], file: Path) -> SavedComposition:
     """Check what config.json says; errors name `file`."""
     try:
-        saved = SavedComposition.model_validate(dict(content))
-        rule_entry(saved.rule)
-        check_termination(saved.termination)
+        present = {"rule": _present_rule(content["rule"])} if "rule" in content else {}
+        saved = SavedComposition.model_validate({**content, **present})
+        check_termination(saved.termination, rule_entry(saved.rule))
     except ValidationError as error:
         raise _damaged(file, explain(error, EXPECTED, _known_keys)) from error
     except (MemberError, RecipeError) as error:

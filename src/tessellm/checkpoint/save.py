@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import cast
@@ -20,10 +21,12 @@ from ..members import Member, SavedMember, adapters
 from ..members.quantized import check_readable
 from ..members.shared_tensors import store_once
 from ..model import ComposedConfig, ComposedForCausalLM
+from ..routing.router import DeltaRouter
+from ..routing.stored import write_router
 from ..rules import RULES
 from . import card
 from .links import link
-from .reader import is_composition
+from .reader import ROUTER, is_composition
 
 STUB = '''"""Lets `from_pretrained(folder, trust_remote_code=True)` find tessellm, which must be installed."""
 
@@ -37,18 +40,29 @@ AUTO_MAP = {
 }
 OWN_FILES = (  # what a composition's folder may hold; a folder with anything else is never replaced
     *("config.json", "generation_config.json", "model.safetensors", "modeling_tessellm.py", "README.md"),
+    ROUTER,
     *("members", "shared", "__pycache__", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*", "additional_chat_templates"),
 )
 
 
 def save(
-    model: ComposedForCausalLM, target: str | Path, self_contained: bool = False, max_shard_size: str | int = "5GB"
+    model: ComposedForCausalLM,
+    target: str | Path,
+    self_contained: bool = False,
+    max_shard_size: str | int = "5GB",
+    stored: Collection[str] = (),
 ) -> None:
-    """Write a composition's folder; nothing is seen of it before all of it is written."""
+    """Write a composition's folder; nothing is seen of it before all of it is written. `stored`: members whose weights
+    the folder that is replaced holds, which are taken over as they are."""
     if model.config.rule["name"] not in RULES:
         raise CheckpointError(
             f"the rule {model.config.rule['name']!r} is not in tessellm's table, so it cannot be saved"
+        )
+    if model.routing is not None and not isinstance(model.router, DeltaRouter | None):
+        raise CheckpointError(
+            f"the router {type(model.router).__name__} is your own and cannot be saved. Set model.router = None to "
+            "save the rest, and set it again where the composition is loaded"
         )
     target = Path(os.path.realpath(Path(target).expanduser()))
     members = [SavedMember.model_validate(entry) for entry in model.config.members]
@@ -58,12 +72,18 @@ def save(
     check_target(target)
     with files.new_directory(target, is_composition) as folder:
         if self_contained:
-            _store_members(model.loaded_members, folder, max_shard_size)
+            _store_members([m for m in model.loaded_members if m.name not in stored], folder, max_shard_size)
+            for place in [f"members/{member.name}" for member in members if member.name in stored]:
+                _take_over(target / place, folder / place)
+            if stored and (target / "shared").is_dir():
+                _take_over(target / "shared", folder / "shared")
             members = [saved.placed(source=f"./members/{saved.name}") for saved in members]
         _write_config(model, members, folder)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(folder)
         save_file(_own_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+        if isinstance(model.router, DeltaRouter) and model.routing is not None:
+            write_router(model.router, folder / ROUTER)
         (folder / "modeling_tessellm.py").write_text(STUB)
         readme = card.model_card(cast(ComposedConfig, model.config), members, target.name, model.notes)
         (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -103,7 +123,19 @@ def check_target(target: Path) -> None:
         )
 
 
-def _store_members(members: tuple[Member, ...], folder: Path, max_shard_size: str | int) -> None:
+def _take_over(old: Path, new: Path) -> None:
+    """Copy a folder without copying its data, where the file system can."""
+
+    def link_or_copy(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    shutil.copytree(old, new, copy_function=link_or_copy)
+
+
+def _store_members(members: Sequence[Member], folder: Path, max_shard_size: str | int) -> None:
     plain = {}
     for member in members:
         check_readable(member.model, member.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import nearest, quoted
 from .bench import bench
+from .change import add, remove
+from .chat import chat
 from .compose import compose
 from .demo import demo
 from .diagnose import diagnose
@@ -19,16 +22,27 @@ from .generate import generate
 from .inspect import inspect
 from .interruption import ctrl_c, interrupted
 from .options import GroupedHelp, spread
-from .probe import probe
-from .reproduce import reproduce
+from .outputs import check_outputs
+from .plugins import LAB, load_plugin, plugin_names
+from .route import route
 from .serve import serve
 from .tune import tune
 
+SETTINGS = {"help_option_names": ["-h", "--help"]}
 NO_CHOICE = re.compile(r"(?:Value error, )?'(.*)' is not one of ('.*')\.")  # as typer says it
 
 
 class Commands(TyperGroup):
-    """Tells of a Ctrl-C, which typer would end at without a word."""
+    """Tells of a Ctrl-C, which typer would end at without a word. Other distributions may add commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *plugin_names()]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        known = super().get_command(ctx, name)
+        if known is None and (name in LAB or name in plugin_names()):
+            return _as_command(load_plugin(name))
+        return known
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -51,6 +65,7 @@ class Command(GroupedHelp):
 
     def invoke(self, ctx: Any) -> Any:
         ctrl_c.begun = True
+        check_outputs(ctx.params)
         return super().invoke(ctx)
 
 
@@ -60,10 +75,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
 )
-for command in (demo, compose, inspect, generate, diagnose, tune, evaluate, probe, bench, reproduce, serve):
+for command in (demo, compose, add, remove, inspect, route, generate, chat, diagnose, tune, evaluate, bench, serve):
     app.command(cls=Command)(spread(command))
+
+
+def _as_command(function: Callable[..., Any]) -> Any:
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(cls=Command, context_settings=SETTINGS)(spread(function))
+    return typer.main.get_command(alone)
 
 
 def _show_version(asked: bool) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.progress import Progress
 
 from ..errors import RecipeError
-from .options import ChatOptions, RunningOptions, SpeakerOptions
+from .options import ChatOptions, SpeakerOptions
 from .shared import SEEDS, JsonPath, err, numbers, out, words, write_json
 
 
@@ -53,7 +53,7 @@ def evaluate(
     *,
     problems: ProblemOptions,
     columns: ColumnOptions,
-    running: RunningOptions,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8,
     chat: ChatOptions,
     speaker: SpeakerOptions,
     json_path: JsonPath = None,
@@ -97,7 +97,7 @@ def evaluate(
         def note(text: str) -> None:
             err.print(f"note: {text}")
 
-        table = run(loaded, plan, output, running.batch_size, running.engine, started, note, chat.as_chat())
+        table = run(loaded, plan, output, batch_size, started, note, chat.as_chat())
     out.print(markdown(table), soft_wrap=True, markup=False)
     write_json(json_path, table.content())
 

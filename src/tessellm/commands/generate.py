@@ -6,12 +6,12 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from .options import ChatOptions, RunningOptions, SpeakerOptions
+from .options import ChatOptions, SpeakerOptions
 from .shared import JsonPath, Seed, SpeakerPath, as_option, err, on_command_line, out, write_json
 from .streams import OnTerminal
 
@@ -33,7 +33,8 @@ class SamplingOptions:
     """What is written"""
 
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="128 if not given, or what the context has room for.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="128 if not given (chat: 512), or what there is room for.", show_default=False),
     ] = None
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0
@@ -42,15 +43,19 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
-class DecodingOptions(RunningOptions):
+class DecodingOptions:
     """How it is written"""
+
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8
+    engine: Annotated[
+        Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
+    ] = "auto"
 
     speculate: Annotated[
         str | None,
         typer.Option(
             metavar="WHO",
-            help="Who drafts: lookup (the text itself), member:NAME, belief (whoever is believed, while other members "
-            "rest), none. The text stays the same. If not given: belief, where that was measured to pay.",
+            help="Where drafts come from: lookup (the text itself) or none. The text stays the same.",
         ),
     ] = None
     trace: Annotated[bool, typer.Option(help="Show which member owns each token, when the text is written.")] = False
@@ -99,7 +104,7 @@ def generate(
     write = _traced if running.trace else _written
     results = write(composition, asked, options, running)
     if lacks_chat:
-        note("prompts went through the chat template, which the rule belief reads; --no-chat leaves them as they are")
+        note("prompts went through the chat template, where the rule mixture routes; --no-chat leaves them as they are")
     elif options.chat is None and composition.tokenizer.chat_template and not all(each["text"] for each in results):
         note("nothing was written: this is a chat model, and --chat puts prompts into its template")
     write_json(json_path, results)

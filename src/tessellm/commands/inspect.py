@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RecipeError
-from .shared import PLAIN, JsonPath, ModelPath, Placement, out, readable_size, write_json
+from .shared import PLAIN, Base, Dtype, JsonPath, ModelPath, calibration_progress, out, readable_size, write_json
 
 LONGEST_SHOWN = 60  # characters of a rule's parameter
 
@@ -29,19 +29,22 @@ class PlanOptions:
     context: Annotated[int | None, typer.Option(min=1, help="With --plan: tokens of a request; 4096, or less.")] = None
 
 
-def inspect(model: ModelPath, *, planned: PlanOptions, placement: Placement, json_path: JsonPath = None) -> None:
+def inspect(
+    model: ModelPath, *, planned: PlanOptions, dtype: Dtype = None, base: Base = None, json_path: JsonPath = None
+) -> None:
     """Show members, sizes, shared bytes, vocabularies and rule.
 
     With --plan: memory, largest batch and speed limit. Example: tessellm inspect out --plan --hardware h100
     """
     if planned.plan:
-        show_plan(model, planned, placement.dtype, json_path)
+        show_plan(model, planned, dtype, base, json_path)
         return
     if planned != PlanOptions():
         raise RecipeError("--hardware, --memory, --bandwidth and --context say what to plan for: give --plan too")
     from ..inspect.inspection import inspect_model
+    from ..load import load_model
 
-    report = inspect_model(placement.load(model))
+    report = inspect_model(load_model(model, None, dtype, base=base, progress=calibration_progress()))
     table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
     for row in report["members"]:
         shown = {**row, "parameters": f"{row['parameters']:,}", "added_bytes": readable_size(row["added_bytes"])}
@@ -77,7 +80,7 @@ def _shown(value: Any) -> str:
     return str(value) if len(str(value)) <= LONGEST_SHOWN else f"({len(value)} entries)"
 
 
-def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Path | None) -> None:
+def show_plan(model: str, planned: PlanOptions, dtype: str | None, base: str | None, json_path: Path | None) -> None:
     """Show what the composition needs, and a line for every kind of device."""
     from ..inspect.planning import DEVICES, device_named, plan, read_needs, report
 
@@ -85,7 +88,7 @@ def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Pa
     own = memory is not None or bandwidth is not None
     names: list[str | None] = [*(planned.hardware or ())] or ([None] if own else [*DEVICES])
     devices = [device_named(name, memory, bandwidth) for name in names]
-    needs = read_needs(model, dtype)
+    needs = read_needs(model, dtype, base)
     longest = needs.context or 4096
     plans = [plan(needs, each, min(planned.context or 4096, longest)) for each in devices]
     table = Table("member", "kind", "parameters", "weights", "cache a token", **PLAIN)
@@ -106,9 +109,6 @@ def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Pa
         table.add_row(escape(each.device.name), *fits, *speeds, serve)
     out.print(table)
     out.print("devices: the least tensor-parallel size; tokens/s: what memory bandwidth allows at most", soft_wrap=True)
-    if resting := [f"{p.resting_tokens_a_second:,.0f} on {p.device.name}" for p in plans if p.resting_tokens_a_second]:
-        text = f"while all members but one rest, a request may have up to {', '.join(resting)}, if every draft is right"
-        out.print(escape(text), soft_wrap=True)
     out.print(
         "serve: slots × tokens that tessellm serve makes on one device unless told, and their caches", soft_wrap=True
     )

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand
 
-from .shared import Placement, words
+from .shared import Placement, calibration_progress, err, words
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,13 @@ class SpeakerOptions(Placement):
     def load(self, model: str) -> Any:
         """Load a composition, or one of its members (MODEL:MEMBER), as these options say."""
         weights = None if self.weights is None else named_numbers(self.weights, "--weights")
-        from ..load import load_speaker
+        from ..load import load_speaker, split_speaker
+        from ..recipe import find_recipe
 
-        return load_speaker(model, self.device, self.dtype, self.rule, weights)
+        found = find_recipe(split_speaker(model)[0], self.base)
+        for note in found.notes if found else ():
+            err.print(f"note: {escape(note)}", soft_wrap=True)
+        return load_speaker(model, self.device, self.dtype, self.rule, weights, self.base, calibration_progress())
 
     def load_composition(self, model: str, purpose: str) -> Any:
         """Load a composition; refuse a member alone, of which there is nothing to say."""
@@ -55,7 +60,7 @@ class ChatOptions:
         bool | None,
         typer.Option(
             help="Put each prompt through the chat template, or not. If not given: `generate` does where the rule is "
-            "belief, which reads chats.",
+            "mixture, which routes chats.",
             show_default=False,
         ),
     ] = None
@@ -78,16 +83,6 @@ class ChatOptions:
         from ..text.prompts import expects_chat
 
         return self.chat is None and self.system is None and expects_chat(composition, prompts)
-
-
-@dataclass(frozen=True)
-class RunningOptions:
-    """How texts are written"""
-
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are written at once.")] = 8
-    engine: Annotated[
-        Literal["auto", "reference"], typer.Option(help="auto: the fast path where it can run; reference: never.")
-    ] = "auto"
 
 
 def named_numbers(text: str, option: str) -> dict[str, float]:

@@ -72,10 +72,9 @@ class CapacityOptions:
     speculate: Annotated[
         str | None,
         typer.Option(
-            metavar="WHO",
-            help="belief: whoever is believed writes while the other members rest, belief:N: for N tokens at most; "
-            "none: nobody rests. If not given: belief, where that was measured to pay.",
-            show_default=False,
+            metavar="DRAFTS",
+            help="Where drafts come from: lookup (the text itself) or none. The text stays the same.",
+            show_default="none",
         ),
     ] = None
     drain_timeout: Annotated[float, typer.Option(help="Seconds to finish what runs, when told to stop.")] = 60.0
@@ -126,7 +125,7 @@ def serve(
         err.print(
             f"note: anyone who reaches {address.host} may use this server; --api-key lets in only who has the key"
         )
-    name = Path(model).stem if Path(model).suffix in (".yaml", ".yml", ".json") else Path(model).resolve().name
+    name = Path(model).stem if Path(model).is_file() else Path(model).resolve().name
     purpose = "a server has every member beside the composition"
     serve_here(
         lambda: speaker.load_composition(model, purpose),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress
 from rich.text import Text
 
 from ..text.visible import visible
@@ -40,15 +41,19 @@ def writable(path: Path | None) -> Path | None:
 
 
 JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="Also write the result to this file.")]
-ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe.")]
-SpeakerPath = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A composition's folder or hub id, or a recipe; MODEL:MEMBER: one member."),
-]
+MODEL = "A composition's folder or hub id, a recipe, or a folder of adapters"
+ModelPath = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL}.")]
+SpeakerPath = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL}; MODEL:MEMBER: one member.")]
 Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, cuda:1, auto, …")]
 SEEDS: Any = {"min": 0, "max": 2**32 - 1}  # past these, torch draws what it draws for another seed
 Seed = Annotated[int, typer.Option(**SEEDS)]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored if not given.")]
+Base = Annotated[
+    str | None,
+    typer.Option(help="Of a folder of adapters: their base, in place of the one that they name.", show_default=False),
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16, float16, or, on a CPU, int8 or int4; as stored if not given.")
+]
 
 
 @dataclass(frozen=True)
@@ -57,15 +62,23 @@ class Placement:
 
     device: Device = None
     dtype: Dtype = None
-
-    def load(self, model: str) -> Any:
-        return load(model, self.device, self.dtype)
+    base: Base = None
 
 
-def load(model: str, device: str | None, dtype: str | None) -> Any:
-    from ..load import load_model
+def calibration_progress() -> Callable[[int, int], None]:
+    """Return what shows how far calibrating a router is, on a terminal, once it has begun."""
+    bars: list[Any] = []
 
-    return load_model(model, device, dtype)
+    def show(done: int, total: int) -> None:
+        if not bars:
+            bars.append(Progress(console=err, transient=True, disable=not err.is_terminal))
+            bars[0].add_task("calibrating the router", total=total)
+            bars[0].start()
+        bars[0].update(bars[0].task_ids[0], completed=done)
+        if done == total:
+            bars.pop().stop()
+
+    return show
 
 
 def readable_size(count: float) -> str:

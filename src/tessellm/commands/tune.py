@@ -1,11 +1,11 @@
-"""`tessellm tune`: weights, and perhaps the rule, from development texts or problems."""
+"""`tessellm tune`: weights of Eq. 2 from development texts or problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -36,13 +36,11 @@ class ByScore:
     """To tune by score on problems instead of texts"""
 
     tasks: Annotated[str, typer.Option(help="Tasks that development problems are of; the rest goes with it.")] = ""
-    rules: Annotated[str, typer.Option(help="Rules to choose among.")] = ""
     try_weights: Annotated[str, typer.Option(help="Weights to try for every expert.")] = "0.5,0.75,1,1.25,1.5"
     data: Annotated[Path | None, typer.Option(help="Local data, see docs/evaluate.md.")] = None
     develop: Annotated[int, typer.Option(min=1, help="Development problems per task.")] = 50
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A folder; a stopped run goes on there.")] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are decoded at once.")] = 8
-    engine: Annotated[Literal["auto", "reference"], typer.Option(help="reference: the slow path.")] = "auto"
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,13 @@ def tune(
     asked: AskedOptions,
     json_path: JsonPath = None,
 ) -> None:
-    """Find the experts' weights, by likelihood or by task score.
+    """Find the experts' weights in Eq. 2, by likelihood or by task score.
 
     By likelihood (MODEL DEV…): the weights under which texts of yours are likeliest; minutes. Some texts are held out,
-    and weights that lose there against equal ones are not kept. By score (MODEL --tasks): the weights, and perhaps the
-    rule, that solve most problems; hours.
+    and weights that lose there against equal ones are not kept. By score (MODEL --tasks): the weights that solve most
+    problems; hours. MODEL's rule is product, or becomes it by --rule product.
 
-    Examples: tessellm tune out dev.jsonl --save tuned; tessellm tune out --tasks gsm8k,mbpp --rules product,evidence
+    Examples: tessellm tune out dev.jsonl --rule product --save tuned; tessellm tune out --tasks gsm8k,mbpp
     """
     _check(given, development, score, saving)
     from ..checkpoint import check_target
@@ -95,12 +93,11 @@ def tune(
     if saving.save is not None:
         check_target(saving.save)
     if development:
-        composition, tuning, rule = by_likelihood(model, development, judging, asked)
+        composition, tuning = by_likelihood(model, development, judging, asked)
     else:
-        composition, tuning, rule = by_score(model, score, judging, asked)
+        composition, tuning = by_score(model, score, judging, asked)
     if saving.save is not None:
-        own = composition.config.rule["name"] == rule
-        composition.set_rule(None if own else rule, weights=list(tuning.weights.values()))
+        composition.set_rule(weights=list(tuning.weights.values()))
         composition.save_pretrained(saving.save, self_contained=saving.self_contained)
         out.print(f"saved with these weights → {escape(str(saving.save))}", soft_wrap=True)
     write_json(json_path, {**asdict(tuning), "seed": judging.seed, **environment("lm_eval", "evalplus")})
@@ -117,18 +114,20 @@ def _check(given: typer.Context, development: list[Path] | None, score: ByScore,
         raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
     if development:
         for name in on_command_line(given, (field.name for field in fields(ByScore))):
-            raise RecipeError(f"{as_option(name)} goes with --tasks: likelihood finds weights, under the model's rule")
+            raise RecipeError(f"{as_option(name)} goes with --tasks: without it nothing is scored")
 
 
-def by_likelihood(model: str, development: list[Path], judging: Judging, asked: AskedOptions) -> tuple[Any, Any, str]:
-    """The composition, what was found, and the rule that goes with it."""
+def by_likelihood(model: str, development: list[Path], judging: Judging, asked: AskedOptions) -> tuple[Any, Any]:
+    """The composition, and what was found."""
     from ..text.inputs import read_examples
     from ..text.prompts import encode_examples
+    from ..tune.likelihood import check_product
     from ..tune.likelihood import tune as find_weights
     from ..tune.texts import DevelopmentText
 
     examples = read_examples(development)
     composition = asked.load_composition(model, ONE_MEMBER)
+    check_product(composition)
     encoded = encode_examples(composition, [(each.prompt, each.text) for each in examples], asked.as_chat())
     texts = [
         DevelopmentText(tuple(ids), prompt, each.skill) for (ids, prompt), each in zip(encoded, examples, strict=True)
@@ -143,12 +142,11 @@ def by_likelihood(model: str, development: list[Path], judging: Judging, asked: 
 
         tuning = find_weights(composition, texts, judging.held_out, judging.seed, told)
     show_likelihood(composition, tuning, judging)
-    return composition, tuning, composition.config.rule["name"]
+    return composition, tuning
 
 
-def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) -> tuple[Any, Any, str]:
+def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) -> tuple[Any, Any]:
     """The same by score on problems."""
-    from ..compose import rule_entry
     from ..errors import require
     from ..evaluate.runner import Runner
     from ..evaluate.splits import Part
@@ -157,28 +155,28 @@ def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) 
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import check_folder, identity
+    from ..tune.likelihood import check_product
     from ..tune.score import Search, Trial, tune_by_score
 
-    rules, values = words(score.rules), numbers(score.try_weights, "--try-weights")
+    values = numbers(score.try_weights, "--try-weights")
     settings: dict[str, Any] = {
         "tasks": words(score.tasks),
         "part": Part(score.develop, judging.seed),
         "held_out": judging.held_out,
     }
-    running: dict[str, Any] = {"data": score.data, "batch_size": score.batch_size, "engine": score.engine}
+    running: dict[str, Any] = {"data": score.data, "batch_size": score.batch_size}
     chat = asked.as_chat()
     output = score.output
-    for rule in rules:
-        rule_entry(rule)
     if not values:
         raise RecipeError("--try-weights: expected at least one weight to try")
     if not all(abs(value) <= LARGEST_WEIGHT for value in values):
         raise RecipeError(f"--try-weights: expected numbers within ±{LARGEST_WEIGHT:,.0f}; got {values}")
     composition = asked.load_composition(model, ONE_MEMBER)
+    check_product(composition)
 
     def tried(trial: Trial) -> None:
         shown = ", ".join(f"{name} {weight:g}" for name, weight in trial.weights.items())
-        err.print(f"{trial.rule}, {shown}: {100 * trial.score:.1f} %", markup=False)
+        err.print(f"{shown}: {100 * trial.score:.1f} %", markup=False)
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
 
@@ -191,7 +189,6 @@ def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) 
             runner.check(settings["tasks"], settings["part"])
             told = {
                 **settings,
-                "rules": rules,
                 "values": values,
                 "part": asdict(settings["part"]),
                 "data": str(running["data"]),
@@ -201,16 +198,15 @@ def by_score(model: str, score: ByScore, judging: Judging, asked: AskedOptions) 
         journals = output / "journals" if output is not None else None
         with going_on(output):
             search = Search(composition, runner, journals=journals, tried=tried, **settings)
-            tuning = tune_by_score(search, values, rules)
+            tuning = tune_by_score(search, values)
     show_weights(composition, tuning.weights)
-    out.print(f"rule: {composition.config.rule['name']} → {tuning.rule}")
     out.print(f"score: {100 * tuning.before:.1f} % → {100 * tuning.after:.1f} % on {tuning.problems} problems")
     if tuning.held_out_before is not None and tuning.held_out_after is not None and tuning.difference is not None:
         judged = f"{100 * tuning.held_out_before:.1f} % → {100 * tuning.held_out_after:.1f} %"
         out.print(f"held out: {judged} on {tuning.held_out_problems} problems (p = {tuning.difference.p:.2g})")
     for task, found in tuning.development.items():
         out.print(f"{task}: {found}", markup=False)
-    return composition, tuning, tuning.rule
+    return composition, tuning
 
 
 def show_likelihood(composition: Any, tuning: Any, judging: Judging) -> None:

@@ -1,29 +1,52 @@
-"""Put an engine's parts together: groups that compute what their members do, and steps for the device they are on."""
+"""Put an engine's parts together: groups that compute what their members do, and an executor for their device."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
-from ..rules import ComposedRule
-from .buffers import RuleStates, SlotBuffers
+from .branch_executor import BranchExecutor
 from .cuda.kernel_cache import keep_kernels
+from .executor import Executor
 from .members.groups import Group, make_groups, stacks_fine_tunes
-from .passes import RuleRunner, Workspace, combine, decide
-from .self_check import check, refuse_unknown
-from .steps import Steps
-from .voices import Voice
+from .members.plain import plain_groups
+from .prefixes import Prefixes
+from .routes import Routes
+from .self_check import branch_reads, check, refuse_unknown
 
 
-def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool) -> list[Group]:
-    """Make groups that were checked against their members: stacked where that is faster, apart where it is not right.
-    `drafts`: several tokens at once are checked, too."""
+def make_executor(
+    model: ComposedForCausalLM,
+    routes: Routes,
+    prefixes: Prefixes,
+    slots: int,
+    context: int,
+    plain: bool,
+    compiled: bool,
+) -> Executor:
+    """Make the fastest executor that runs these members. On a GPU forwards over all members of a slot are captured;
+    there `compiled` compiles what has no kernel."""
+    if plain:
+        return BranchExecutor(model, plain_groups(model), routes, prefixes, slots)
+    groups = fast_groups(model, slots, context)
+    if runs_slots(groups):
+        from .cuda.slot_executor import slot_executor
+
+        return slot_executor(model, groups, routes, slots, context, compiled)
+    return BranchExecutor(model, groups, routes, prefixes, slots)
+
+
+def runs_slots(groups: Sequence[Group]) -> bool:
+    """Whether all members of a slot run together: on a GPU, whose kernels are made for that."""
+    return any(group.fused is not None or group.module.device.type == "cuda" for group in groups)
+
+
+def fast_groups(model: ComposedForCausalLM, slots: int, context: int) -> list[Group]:
+    """Make groups that equal their members: stacked where that is faster, apart where stacking is not right."""
     if getattr(model, "hf_device_map", None):
         raise FastPathError("the fast path needs all members on one device; these are on several")
     refuse_unknown(model)
@@ -33,8 +56,8 @@ def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bo
     try:
         if stacks_fine_tunes(model):
             with contextlib.suppress(EngineError):
-                return _checked_groups(model, slots, context, drafts, stacked=True)
-        return _checked_groups(model, slots, context, drafts, stacked=False)
+                return _checked_groups(model, slots, context, stacked=True)
+        return _checked_groups(model, slots, context, stacked=False)
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"{slots} slots of {context} tokens do not fit into the memory of {model.device}: use fewer slots or a "
@@ -42,42 +65,12 @@ def fast_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bo
         ) from error
 
 
-def _checked_groups(model: ComposedForCausalLM, slots: int, context: int, drafts: bool, stacked: bool) -> list[Group]:
+def _checked_groups(model: ComposedForCausalLM, slots: int, context: int, stacked: bool) -> list[Group]:
     groups = make_groups(model, slots, context, stacked)
-    check(model, groups, slots, context, drafts)
+    if runs_slots(groups):
+        from .cuda.slot_executor import check_slots
+
+        check_slots(model, groups, slots, context)
+    else:
+        check(model, groups, branch_reads(groups, len(model.members), slots), context)
     return groups
-
-
-def make_steps(model: ComposedForCausalLM, groups: list[Group], voice: Voice, slots: int, context: int) -> Steps:
-    """Make steps that run every pass as it is."""
-    runner = RuleRunner(partial(combine, voice.rule), partial(decide, voice.rule), drafts_at_once=True)
-    members = len(model.members)
-    buffers, numbers = SlotBuffers.empty(slots, members, model.device), members * model.config.vocab_size
-    return Steps(Workspace(groups, voice, runner, buffers, RuleStates(slots), numbers), context)
-
-
-def fast_steps(plain: Steps, compiled: bool, few_shapes: bool) -> Steps:
-    """Make the fastest steps on the same slots. On a GPU passes are captured; there `compiled` compiles the rule, which
-    is many small kernels otherwise, and `few_shapes` prefers some rows more to another number of rows."""
-    if plain.work.slots.token_S.device.type != "cuda":
-        return plain
-    from .cuda.graphs import GraphSteps
-
-    if not compiled:
-        return GraphSteps(plain.work, plain.context, few_shapes)
-    wide = any(group.module.dtype == torch.float64 for group in plain.work.groups)
-    runner = fast_runner(plain.work.voice.rule, plain.work.slots.broken_SM.shape[1], wide)
-    return GraphSteps(replace(plain.work, runner=runner), plain.context, few_shapes)
-
-
-def fast_runner(rule: ComposedRule, members: int, wide: bool = False) -> RuleRunner:
-    """Run a rule on a GPU by kernels of its own, where there are some, else compiled. `wide`: logits are of double
-    precision, which those kernels do not keep."""
-    from .cuda.compiled_rule import compiled_runner
-
-    if rule.mixture is not None and not wide and importlib.util.find_spec("triton") is not None:
-        from .cuda.mixture import MOST_MEMBERS, Mixture
-
-        if members <= MOST_MEMBERS:
-            return Mixture(rule.mixture).runner()
-    return compiled_runner(rule)

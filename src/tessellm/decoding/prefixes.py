@@ -1,59 +1,114 @@
-"""Which tokens each slot's cache holds, so that a prompt which begins like another is not fed twice. A slot's tokens
-are kept here once their pass was seen to be finite, never before."""
+"""Which tokens each KV row holds, so that a prompt which begins like another is not read twice.
+
+A KV row belongs to a slot and a member. A row holds exactly what was written for that member, in use or not: members
+that were not active have rows of their own age. The base's rows also keep the tokens' energies, so that a prompt can be
+routed without reading the part that a row holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from .requests import Request
+import torch
+from torch import Tensor
 
-WORTH = 16  # a shared beginning of fewer tokens is fed again
+from .requests import Branch, Request
+
+WORTH = 16  # a shared beginning of fewer tokens is read again
+
+
+@dataclass
+class Held:
+    """A row's tokens; how many of them have energies, and these."""
+
+    tokens: list[int] = field(default_factory=list)
+    energy_TLK: Tensor | None = None
+
+    @property
+    def routed(self) -> int:
+        return 0 if self.energy_TLK is None else len(self.energy_TLK)
+
+
+Copy = Callable[[int, int, int, int], None]  # a source slot, a target slot, a member, tokens
 
 
 class Prefixes:
-    """Tokens in each slot's cache, in use or not. Those that the rule reads of a prompt are always fed: it needs its
-    members' log-probabilities there."""
+    """Tokens in each KV row. A prompt's last token is always read: what follows it is wanted."""
 
     def __init__(self, slots: int, on: bool = True):
-        """`on`: whether caches can be copied; else every prompt is fed from its beginning."""
-        self.written: list[list[int]] = [[] for _ in range(slots)]
-        self.on, self.reused_tokens = on, 0
+        """`on`: whether caches can be copied; else every prompt is read from its beginning."""
+        self.rows: dict[int, list[Held]] = {}  # by member, then slot
+        self.slots, self.on, self.reused_tokens = slots, on, 0
 
-    def wrote(self, slot: int, tokens: Sequence[int]) -> None:
-        self.written[slot] = list(tokens)
+    def held(self, slot: int, member: int) -> Held:
+        return self.rows.setdefault(member, [Held() for _ in range(self.slots)])[slot]
+
+    def wrote(self, slot: int, member: int, tokens: Sequence[int]) -> None:
+        """Note what a row holds now. Energies of tokens that stay are kept."""
+        held = self.held(slot, member)
+        held.tokens = list(tokens)
+        if held.energy_TLK is not None:
+            held.energy_TLK = held.energy_TLK[: len(tokens)]
+
+    def note_energies(self, slot: int, member: int, start: int, energy_TLK: Tensor) -> None:
+        """Keep the energies of a row's tokens from `start` on, in half precision."""
+        held, new_TLK = self.held(slot, member), energy_TLK.half()
+        if start == 0:
+            held.energy_TLK = new_TLK
+        elif held.routed == start and held.energy_TLK is not None:
+            held.energy_TLK = torch.cat([held.energy_TLK, new_TLK])
 
     def forget(self) -> None:
-        """Feed every prompt anew. All slots must be free."""
-        self.written = [[] for _ in self.written]
+        """Read every prompt anew. All slots must be free."""
+        self.rows = {}
 
     def moved(self, source: int, target: int) -> None:
-        self.written[target] = self.written[source]
+        """Note that a slot's rows were copied into another's."""
+        for rows in self.rows.values():
+            rows[target] = Held(list(rows[source].tokens), rows[source].energy_TLK)
 
-    def shared(self, request: Request, held: Sequence[int]) -> int:
-        """Count the tokens with which a prompt begins as `held` does, where a cache that holds these saves feeding."""
-        if not self.on or request.read_from < WORTH:
+    def shared(self, request: Request, held: Held, routed: bool = False) -> int:
+        """Return the number of tokens with which a prompt begins as a row does, if using them saves enough."""
+        if not self.on or len(request.prompt) <= WORTH:
             return 0
-        pairs, prompt = enumerate(zip(request.prompt, held, strict=False)), request.prompt
-        common = next((place for place, (one, other) in pairs if one != other), min(len(prompt), len(held)))
-        usable = min(common, request.read_from)
-        return usable if usable >= WORTH else 0
+        usable = min(len(request.prompt) - 1, len(held.tokens), held.routed if routed else len(held.tokens))
+        common = common_prefix(request.prompt, held.tokens, usable)
+        return common if common >= WORTH else 0
 
-    def reuse(self, request: Request, slot: int, copy: Callable[[int, int, int], None]) -> int:
-        """Bring a shared beginning into a prompt's slot; count the tokens that this saves."""
-        saved, _, source = max((self.shared(request, held), n == slot, n) for n, held in enumerate(self.written))
+    def reuse(self, request: Request, branch: Branch, slot: int, member: int, copy: Copy) -> None:
+        """Bring a shared beginning into a branch's row."""
+        routed = request.components is None
+        self.held(slot, member)
+        saved, _, source = max(
+            (self.shared(request, held, routed), n == slot, n) for n, held in enumerate(self.rows[member])
+        )
         if saved and source != slot:
-            copy(source, slot, saved)
-        self.written[slot] = request.prompt[:saved]
+            copy(source, slot, member, saved)
+        energy_TLK = self.held(source, member).energy_TLK
+        self.rows[member][slot] = Held(request.prompt[:saved], None if energy_TLK is None else energy_TLK[:saved])
+        if routed and energy_TLK is not None and saved:
+            branch.energies.append(energy_TLK[:saved].float())
+        branch.computed = saved
         self.reused_tokens += saved
-        return saved
 
     def waits(self, request: Request, in_slot: Sequence[Request | None]) -> bool:
-        """Whether another request is feeding what this one begins with: then it is better to wait for it."""
+        """Whether another request is reading what this one begins with: then it is better to wait for it."""
+        if any(branch.computed for branch in request.branches.values()):
+            return False
         for slot, other in enumerate(in_slot):
-            if other is None or other is request or other.tokens or request.fed:
+            if other is None or other is request or other.tokens or other.scheduled:
                 continue
-            ahead = (other.fed, -other.number) > (request.fed, -request.number)
-            confirmed = min(other.fed, len(self.written[slot]))
-            if ahead and self.shared(request, other.prompt) > confirmed:
-                return True
+            for member in request.branches.keys() & other.branches.keys():
+                ahead = other.branches[member].computed
+                if (ahead, -other.number) > (0, -request.number):
+                    held = self.held(slot, member)
+                    if self.shared(request, Held(other.prompt, held.energy_TLK)) > min(ahead, len(held.tokens)):
+                        return True
         return False
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int], most: int) -> int:
+    """Return how many tokens two texts begin with alike, `most` at most."""
+    pairs = zip(range(most), one, other, strict=False)
+    return next((place for place, a, b in pairs if a != b), most)

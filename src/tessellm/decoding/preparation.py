@@ -46,8 +46,8 @@ def prepare(
     """Run a short text and the requests `also`, then prepare every pass that requests can meet; `tell` how many of how
     many are. Where memory runs out, the rest is prepared when it comes. The engine must be idle."""
     began = time.monotonic()
-    engine.steps.few_shapes = True
-    engine.steps.work.slots.count_tokens(engine.model.config.vocab_size)
+    engine.executor.few_shapes = True
+    engine.executor.count_tokens()
     run(engine, [Request([0] * min(TOKENS, engine.context - 1), Sampling(min(2, engine.context - 1))), *also])
     passes = list(_passes(engine))
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def prepare(
                 break
             tell(done + 1, len(passes))
     engine.prefixes.forget()
-    engine.steps.sealed = True
+    engine.executor.sealed = True
     return Prepared(engine, time.monotonic() - began, made(engine))
 
 
@@ -72,11 +72,11 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
 
 
 def _passes(engine: Engine) -> Iterator[Callable[[], object]]:
-    for rows in sorted({rows for rows, _ in engine.steps.prepared_sizes()} - {1}):
+    for rows in sorted({rows for rows, _ in engine.executor.prepared_sizes()} - {1}):
         yield partial(_read_together, engine, rows)
-    yield from engine.steps.planned()
+    yield from engine.executor.planned()
     if engine.speculator is not None:
-        yield from engine.speculator.planned()
+        yield from engine.executor.planned_drafts(engine.speculator.lengths)
 
 
 def _read_together(engine: Engine, count: int) -> None:
@@ -90,4 +90,4 @@ def made(engine: Engine) -> int:
     """Count what was compiled in this process, again for another shape included, and captured by this engine."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     compiled = 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-    return compiled + engine.steps.captures
+    return compiled + engine.executor.captures

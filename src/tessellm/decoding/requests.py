@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from ..errors import GenerationError, PromptError
+from torch import Tensor
+
+from ..errors import GenerationError, MemberError, PromptError, nearest, quoted
 from ..model.cache import Observer
 from ..model.room import SLOT, check_room
-from .buffers import StepResult
+from ..routing.route import Route
+from .components import Components
 from .sampling import Sampling, TokenChoice
-from .voices import SpecialRows, Voice
 
 _NUMBERS = count()
 NEVER: frozenset[int] = frozenset()  # no token ends a text
+ALL = -1  # the branch of an executor that runs all members as one
+
+
+@dataclass(eq=False)
+class Branch:
+    """One member reading one sequence."""
+
+    computed: int = 0  # prompt tokens in its KV row
+    logp_V: Tensor | None = None  # behind the prompt's last token
+    energies: list[Tensor] = field(default_factory=list)  # of the base, while it routes: [tokens, blocks, experts] each
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what was asked for, and the tokens written so far."""
+    """A prompt, the sampling parameters, and the tokens written so far."""
 
     prompt: list[int]
     sampling: Sampling
-    voice: Voice | None = None  # None: the composition's own rule
+    experts: Mapping[str, float] | None = None  # weights by name, the one component; None: as the composition mixes
     observer: Observer | None = None
+    observes_all: bool = False  # every member runs for the observer, also those that are not active
+    user: slice | None = None  # the last user message in the prompt; None: by the template's markers
     number: int = field(default_factory=_NUMBERS.__next__)
     tokens: list[int] = field(default_factory=list)  # written so far, an end token included
     logprobs: list[float] = field(default_factory=list)  # per token, under the composition
@@ -36,10 +50,12 @@ class Request:
     error: str | None = None
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None  # when the first token arrived
-    read_from: int = 0  # the first prompt token whose log-probabilities the rule reads
-    fed: int = 0  # prompt tokens in the cache
-    asked: int = 0  # tokens that the device was asked for; some may not have arrived
-    cells: int = 0  # that the next step reads: the prompt's, and one per token asked for
+    route: Route | None = None
+    components: Components | None = None  # None until the prompt is routed
+    log_pi_C: Tensor | None = None  # the posterior
+    branches: dict[int, Branch] = field(default_factory=dict)  # by member
+    scheduled: int = 0  # new tokens that the executor computes or computed; some may not have arrived
+    kv_len: int = 0  # cells that the next decode step reads: the prompt's, and one per scheduled token
     drafts: bool = True  # False after a draft that a member cannot read
 
     @property
@@ -53,18 +69,19 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Count the tokens that a draft may have: verification adds one more."""
-        return self.sampling.max_new_tokens - self.asked - 1 if self.drafts else 0
+        """The tokens that a draft may have: verification adds one more."""
+        return self.sampling.max_new_tokens - self.scheduled - 1 if self.drafts else 0
 
-    def advance(self, fed: int = 0, asked: int = 0) -> bool:
-        """Note how many tokens of the prompt were fed and how many new ones asked for; True when no more are wanted."""
-        self.fed += fed
-        self.asked += asked
-        self.cells = len(self.prompt) + self.asked
-        return self.asked == self.sampling.max_new_tokens
+    @property
+    def is_read(self) -> bool:
+        """Whether all branches have computed the prompt."""
+        return all(branch.computed == len(self.prompt) for branch in self.branches.values())
 
-    def stop_drafts(self) -> None:
-        self.drafts = False
+    def advance(self, scheduled: int) -> bool:
+        """Note how many new tokens are scheduled; True when no more are wanted."""
+        self.scheduled += scheduled
+        self.kv_len = len(self.prompt) + self.scheduled
+        return self.scheduled == self.sampling.max_new_tokens
 
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason, self.error = reason, error
@@ -95,29 +112,17 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A pass whose results may still be on their way to the host."""
-
-    requests: Sequence[Request]
-    slots: Sequence[int]  # that it wrote
-    fed: Sequence[int]  # tokens of each prompt
-    asked: Sequence[int]  # new tokens of each request
-    fetch: Callable[[], StepResult]
-    special: SpecialRows | None = None
-
-
-@dataclass(frozen=True)
 class RequestLimits:
     """What an engine can fulfil."""
 
     vocabulary: int  # token ids
-    context: int  # cells per slot
-    window: int  # positions that rules may look back
-    drafts: bool  # were asked for by name: requests that cannot have some are refused
+    context: int  # tokens per slot
+    drafts: bool  # speculation was requested: refuse requests that cannot use it
+    members: tuple[str, ...] = ()
 
     def check(self, request: Request) -> Request:
         """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
-        new, voice = request.sampling.max_new_tokens, request.voice
+        new = request.sampling.max_new_tokens
         if not request.prompt:
             raise PromptError("the prompt is empty: expected at least one token id")
         if not all(0 <= token < self.vocabulary for token in request.prompt):
@@ -126,13 +131,9 @@ class RequestLimits:
         check_room(
             len(request.prompt), new, self.context, option="max_new_tokens, or make the engine larger", whose=SLOT
         )
+        for name in request.experts or ():
+            if name not in self.members[1:]:
+                raise MemberError(f"there is no expert {quoted(name)}; {nearest(name, self.members[1:])}")
         if self.drafts and request.penalised:
             raise GenerationError("drafts are checked position by position: no penalties for what was written before")
-        if self.drafts and (voice or request.observer):
-            raise GenerationError("drafts are checked by the composition's own rule: no other voices, no observers")
-        if voice and voice.rule.window > self.window:
-            raise GenerationError(
-                f"the rule {voice.rule.name!r} looks back {voice.rule.window} tokens, this engine {self.window}: make "
-                f"it with window={voice.rule.window}"
-            )
         return request

@@ -7,7 +7,7 @@ their log-probabilities otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from ..errors import EngineError, FastPathError
 from ..model import ComposedForCausalLM
-from .buffers import RowOrder, TokenBatch
-from .members.groups import Group, member_logits
+from .members.branches import BranchTokens, branch_logp
+from .members.groups import Group
 
 LENGTH, STEPS = 12, 3  # tokens of the text; those at its end that are fed one by one
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
@@ -53,20 +53,24 @@ def _why_unknown(member: PreTrainedModel) -> str | None:
     return None
 
 
+Read = Callable[[Tensor, int, int], Tensor]  # a text [1, T], and which of its tokens are read next: [M, tokens, V]
+
+
 @torch.inference_mode()
-def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, context: int, several: bool = False) -> None:
-    """Compare the groups with their members, on one text: fed in one piece, then token by token, and then (`several`)
-    the last few at once, as drafts are. Where prompts are read by kernels of their own, which takes caches that are
-    there, in one piece again. Leaves the caches empty."""
+def check(model: ComposedForCausalLM, groups: Sequence[Group], reads: Sequence[Read], context: int) -> None:
+    """Compare the groups with their members, on one text: by each way to read, in one piece, then token by token, and
+    then the last few at once, as drafts are. Where prompts are read by kernels of their own, which take caches that are
+    there, in one piece again."""
     length = min(LENGTH, context)
     if length <= STEPS:
         return
     token_1T = (7 * torch.arange(length, device=model.device) ** 2 + 3)[None] % model.config.vocab_size
+    start = length - STEPS
+    prompt, step = reads
     try:
-        fast_MTV = _by_groups(groups, token_1T, slots)
-        again_MTV = _tokens(groups, token_1T, slots, length - STEPS, length) if several else fast_MTV[:, -STEPS:]
-        fused = any(group.reads_fused for group in groups)
-        read_MTV = _prompt(groups, token_1T, slots) if fused else fast_MTV
+        fast_MTV = torch.cat([prompt(token_1T, 0, start), *(step(token_1T, t, t + 1) for t in range(start, length))], 1)
+        again_MTV = step(token_1T, start, length)
+        read_MTV = prompt(token_1T, 0, length)
         slow_M = [model.member_logits(name, token_1T, None, 0, {})[0].float().log_softmax(-1) for name in model.members]
     except torch.OutOfMemoryError:
         raise
@@ -74,7 +78,8 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
         raise FastPathError(f"{error}. {REFERENCE}") from error
     except Exception as error:
         raise FastPathError(
-            f"the fast path cannot run these members ({type(error).__name__}: {error}). {REFERENCE}"
+            f"the fast path cannot run members of {type(model.base).__name__} ({type(error).__name__}: {error}). "
+            f"{REFERENCE}"
         ) from error
     for m, name in enumerate(model.members):
         _compare(name, model.member(name), fast_MTV[m], slow_M[m])
@@ -82,33 +87,17 @@ def check(model: ComposedForCausalLM, groups: Sequence[Group], slots: int, conte
         _compare(name, model.member(name), read_MTV[m], slow_M[m])
     for group in groups:
         _check_windows(group)
-        group.cache.clear(slots - 1)
 
 
-def _by_groups(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
-    """Compute log-probabilities of all members at every token, in the last slot: [M, T, V]."""
-    start, length = token_1T.shape[1] - STEPS, token_1T.shape[1]
-    first_MTV = _prompt(groups, token_1T[:, :start], slots)
-    return torch.cat([first_MTV, *(_tokens(groups, token_1T, slots, t, t + 1) for t in range(start, length))], 1)
+def branch_reads(groups: Sequence[Group], members: int, slots: int) -> tuple[Read, Read]:
+    """Read by branches, in the last slot."""
 
+    def read(token_1T: Tensor, start: int, stop: int) -> Tensor:
+        tokens = token_1T[0, start:stop].tolist()
+        branches = [BranchTokens(member, slots - 1, tokens, start, len(tokens)) for member in range(members)]
+        return torch.stack(branch_logp(groups, branches)).float()
 
-def _prompt(groups: Sequence[Group], token_1T: Tensor, slots: int) -> Tensor:
-    """Compute the same for tokens that are fed in one piece, as a prompt is."""
-    length = token_1T.shape[1]
-    position_1T = torch.arange(length, device=token_1T.device)[None]
-    slot_1 = torch.tensor([slots - 1], device=token_1T.device)
-    batch = TokenBatch(token_1T, position_1T, slot_1, length, length, start=0)
-    return torch.stack([logits[0] for logits in member_logits(groups, batch)]).float().log_softmax(-1)
-
-
-def _tokens(groups: Sequence[Group], token_1T: Tensor, slots: int, start: int, stop: int) -> Tensor:
-    """Compute the same for some tokens, fed in one pass over all slots, the others empty."""
-    token_ST = token_1T.new_zeros(slots, stop - start)
-    position_ST = torch.full_like(token_ST, -1)
-    token_ST[-1], position_ST[-1] = token_1T[0, start:stop], torch.arange(start, stop, device=token_1T.device)
-    slot_S = torch.arange(slots, device=token_1T.device)
-    batch = TokenBatch(token_ST, position_ST, slot_S, stop, stop - start, RowOrder.FIRST_SLOTS)
-    return torch.stack([logits[-1] for logits in member_logits(groups, batch)]).float().log_softmax(-1)
+    return read, read
 
 
 def _compare(name: str, member: PreTrainedModel, fast_TV: Tensor, expected_TV: Tensor) -> None:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM
-from ..model.habits import prepared
 from ..model.rows import slices
 from ..model.variants import with_rule
 from ..rules import RULES, ComposedRule, normalised
@@ -176,7 +175,7 @@ def _read(
 
 def _rule(model: ComposedForCausalLM, change: Change) -> ComposedRule:
     weights = model.config.weights if change.weights is None else change.weights
-    rule = None if change.rule is None else prepared(model, change.rule, weights)
+    rule = None if change.rule is None else model.config.meant(change.rule)
     return model.rule.with_(rule, weights, change.termination)
 
 

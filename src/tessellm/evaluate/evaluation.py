@@ -119,7 +119,6 @@ def evaluate(
     plan: EvaluationPlan,
     folder: Path,
     batch_size: int = 8,
-    engine: str = "auto",
     progress: Callable[[str, str], Callable[[int], None]] = lambda column, task: lambda done: None,
     note: Callable[[str], None] = lambda text: None,
     chat: Chat | None = None,
@@ -130,7 +129,7 @@ def evaluate(
 
     first = next(iter(models.values()))
     plan = plan.for_experts(len(first.members) - 1)
-    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, engine, progress, note, chat)
+    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, progress, note, chat)
     columns = columns_of(models, plan)
     subject = next((name for name in columns if name not in first.members), None)
     choices: dict[str, StrengthChoice] = {}

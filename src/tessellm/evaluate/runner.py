@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecipeError, nearest
+from ..errors import RecipeError
 from ..model import ComposedForCausalLM
 from ..text.chat import Chat
 from .splits import TEST, Development, Part
 
-ENGINES = ("auto", "reference")
 Advance = Callable[[int], None]
 
 
@@ -22,14 +21,9 @@ class Runner:
 
     data: Path | None = None
     batch_size: int = 8
-    engine: str = "auto"
     progress: Callable[[str, str], Advance] = lambda column, task: lambda done: None
     note: Callable[[str], None] = lambda text: None
     chat: Chat | None = None  # problems are put through the chat template
-
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise RecipeError(f"unknown engine {self.engine!r}; {nearest(self.engine, ENGINES)}")
 
     def run(
         self,
@@ -47,7 +41,7 @@ class Runner:
         from .protocol import run_task
         from .tasks import make_task
 
-        lm = ComposedLM(model, self.batch_size, engine=self.engine, note=self.note)
+        lm = ComposedLM(model, self.batch_size, note=self.note)
         for task in tasks:
             lm.journal = Journal(journals / f"{task}.jsonl" if journals is not None else None)
             lm.progress = self.progress(name, task)

@@ -20,7 +20,6 @@ def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
         "rule": {
             "name": rule["name"],
             "parameters": {key: value for key, value in rule.items() if key != "name"},
-            "texts": _token_texts(model),
             "summary": RULES[rule["name"]].summary,
             "reference": RULES[rule["name"]].reference,
         },
@@ -56,14 +55,6 @@ def _own_parameters(model: ComposedForCausalLM, adapter: Any) -> int:
     """What an adapter adds to its base's parameters."""
     base = {id(parameter) for parameter in model.base.parameters()}
     return sum(parameter.numel() for parameter in adapter.parameters() if id(parameter) not in base)
-
-
-def _token_texts(model: ComposedForCausalLM) -> dict[str, str]:
-    """The text of those of the rule's parameters that are token ids, if there is a tokenizer."""
-    if model.tokenizer is None:
-        return {}
-    given = {name: model.config.rule.get(name, ()) for name in model.rule.names_tokens}
-    return {name: str(model.tokenizer.decode(list(ids))) for name, ids in given.items() if ids}
 
 
 def _token_text(model: ComposedForCausalLM, token: int) -> str:

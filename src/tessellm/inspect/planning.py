@@ -21,12 +21,11 @@ from typing import Any
 from ..checkpoint import read_config, saved_members, saved_spec
 from ..compose import rule_entry, styled_entry
 from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
-from ..decoding.speculation.costs import CPU, GPU, Costs
 from ..errors import MemberError, RecipeError, nearest
 from ..members import Loading, load_config
 from ..members.gguf_files import count_parameters
 from ..members.sources import Source, check, find
-from ..recipe import read_recipe
+from ..recipe import FoundRecipe, find_recipe
 from ..rules import ComposedRule
 
 GIB = 1 << 30
@@ -90,7 +89,6 @@ class Needs:
     rule: str
     dtype_bytes: int
     remembers: bool  # the rule has state
-    rests: bool  # it lets members rest
 
     @property
     def weight_bytes(self) -> int:
@@ -143,7 +141,6 @@ class Plan:
     tokens_a_second: float  # one request's, at most
     batch_tokens_a_second: float  # all requests' together, at most
     served: SlotPlan | None  # what `tessellm serve` makes unless told; None where one device is too small
-    resting_tokens_a_second: float | None = None  # one request's, where all members but one may rest
 
 
 def plan(needs: Needs, device: Device, context: int) -> Plan:
@@ -153,8 +150,7 @@ def plan(needs: Needs, device: Device, context: int) -> Plan:
         batch = largest_batch(needs, device, context, size)
         if batch >= 1 and needs.heads % size == 0:
             one, all_of_them = (speed_limit(needs, device, context, size, requests) for requests in (1, batch))
-            resting = resting_limit(needs, device, one)
-            return Plan(device, size, context, batch, one, all_of_them, served(needs, device), resting)
+            return Plan(device, size, context, batch, one, all_of_them, served(needs, device))
         size *= 2
     return Plan(device, 0, context, 0, 0.0, 0.0, None)
 
@@ -176,15 +172,6 @@ def speed_limit(needs: Needs, device: Device, context: int, size: int, requests:
     """Tokens a second that memory bandwidth allows: weights once a step, each request's cache once."""
     read = needs.weight_bytes + requests * context * needs.read_bytes
     return requests * size * device.gb_a_second * 1e9 / read
-
-
-def resting_limit(needs: Needs, device: Device, awake: float) -> float | None:
-    """The same for one request, while one member writes blocks that all others read at once, if every draft is right:
-    by the model of the cost that the engine decides with (decoding/speculation/costs.py). None where members do not
-    rest."""
-    own = [member.weight_bytes for member in needs.members if member.kind == "full"]
-    costs = Costs(CPU if device.on_cpu else GPU, sum(own) / max(own), len(needs.members) - len(own))
-    return awake * costs.gain(costs.prices.lengths, rate=1.0) if needs.rests and costs.pays else None
 
 
 def device_named(name: str | None, gib: float | None = None, gb_a_second: float | None = None) -> Device:
@@ -209,17 +196,18 @@ def device_named(name: str | None, gib: float | None = None, gb_a_second: float 
     return Device(name, memory, bandwidth, most, preset is not None and preset.on_cpu)
 
 
-def read_needs(model: str, dtype: str | None = None) -> Needs:
-    """What a saved composition, or a recipe, needs. Nothing but configs and headers is read."""
+def read_needs(model: str, dtype: str | None = None, base: str | None = None) -> Needs:
+    """What a saved composition, a recipe or a folder of adapters needs. Nothing but configs and headers is read."""
     if dtype is not None and dtype not in DTYPES:
         raise RecipeError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
-    places, rule = _from_recipe(Path(model)) if Path(model).suffix in (".yaml", ".yml", ".json") else _saved(model)
+    written = find_recipe(model, base)
+    places, rule = _saved(model) if written is None else _from_recipe(written)
     sizes: list[MemberSize] = []
     for name, (source, kind) in places.items():
         sizes.append(_member_size(name, source, kind, sizes[0] if sizes else None, places["base"][0], dtype))
     stored = DTYPES[dtype] if dtype else max(2, sizes[0].weight_bytes // max(1, sizes[0].parameters))
     made = ComposedRule.make(rule)
-    return Needs(tuple(sizes), made.name, stored, bool(made.window), made.lets_members_rest)
+    return Needs(tuple(sizes), made.name, stored, bool(made.window))
 
 
 def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:
@@ -233,11 +221,11 @@ def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:
     return places, config.rule
 
 
-def _from_recipe(path: Path) -> tuple[dict[str, tuple[Source, str]], Any]:
-    recipe = read_recipe(path)
+def _from_recipe(written: FoundRecipe) -> tuple[dict[str, tuple[Source, str]], Any]:
+    recipe = written.recipe
     places, members = {}, {"base": recipe.base, **recipe.experts}
     for name, member in members.items():
-        wanted = member.seen_from(path.parent)
+        wanted = member.seen_from(written.folder)
         source = find(str(wanted.source), f"member {name!r}", wanted.revision)
         places[name] = (source, "adapter" if source.is_adapter else "full")
     return places, styled_entry(rule_entry(recipe.rule), members)

@@ -9,7 +9,7 @@ that nothing leaks into the base. PEFT does the adapters themselves.
 from __future__ import annotations
 
 import copy
-import re
+import math
 import tempfile
 import warnings
 from pathlib import Path
@@ -23,10 +23,12 @@ from transformers import PreTrainedModel
 
 from ..errors import MemberError
 from . import sources
+from .adapter_config import largest_rank, not_peft, read_adapter_config, short
 from .quantized import check_dora, check_readable, shared_state
+from .trained_on import check_base
 
 PREFIX = "base_model.model."
-GGUF_OF = re.compile(r"[.-](i?q\d\w*|b?f\d+)\.gguf$|\.gguf$")  # what a GGUF file's name adds to its model's
+LARGEST_DELTA = 1e15  # of an entry of a delta: beyond it, squares of what a layer computes overflow float32
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal")  # of LoRA; others (pissa, olora, …) change the base
 
 
@@ -66,15 +68,15 @@ def load_adapter(
     source: sources.Source, name: str, base: PreTrainedModel, base_source: sources.Source | None, any_base: bool
 ) -> tuple[PreTrainedModel, bool, str | None]:
     """Put an adapter into the base; return that, whether it is a full model of its own, and a note for the user."""
-    config = _read_config(source, name)
+    config = read_adapter_config(source, name)
     check_readable(base, "base")
     if getattr(config, "use_dora", False):
         check_dora(base, name)
-    note = None if any_base else _check_base(config.base_model_name_or_path, source, name, base, base_source)
+    note = None if any_base else check_base(config.base_model_name_or_path, source, name, base, base_source)
     changed = _changed_tensors(source.directory, base)
     reason = _why_full(config, changed)
     if reason is None:
-        peft_model = _attach(source.directory, name, share(base))
+        peft_model = _attach(source.directory, name, share(base), config)
         adapted = peft_model.get_base_model()
         adapted.peft_config = peft_model.peft_config
         vars(adapted)["_adapter_dtype"] = _stored_dtype(source.directory)
@@ -84,23 +86,42 @@ def load_adapter(
     _fit_embeddings(own, changed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about rounding, which the note says
-        merged = _attach(source.directory, name, own).merge_and_unload()
+        merged = _attach(source.directory, name, own, config).merge_and_unload()
     rounded = ", its weights quantised anew" if getattr(base, "is_quantized", False) else ""
     return merged.eval(), True, f"{name}: the adapter {reason}, so it was merged into a full model of its own{rounded}"
 
 
 def adapt_loaded(peft_model: Any, name: str, base: PreTrainedModel) -> tuple[PreTrainedModel, bool, str | None]:
     """Do the same for a PeftModel in memory. Its own base must be this base."""
+    adapter, note = _choose(peft_model, name)
     plain = without_adapters(peft_model.get_base_model(), name)
     theirs, ours = (cast(Tensor, model.get_input_embeddings().weight) for model in (plain, base))
     if theirs.shape != ours.shape or not torch.equal(theirs.to(ours), ours):
         raise MemberError(f"member {name!r}: the PeftModel was made on another base: its input embeddings differ")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about embeddings, which are looked at here
-        peft_model.save_pretrained(folder, selected_adapters=[peft_model.active_adapter])
-        inside = Path(folder) / peft_model.active_adapter
+        peft_model.save_pretrained(folder, selected_adapters=[adapter])
+        inside = Path(folder) / adapter
         source = sources.Source(inside if inside.is_dir() else Path(folder))
-        return load_adapter(source, name, base, None, any_base=True)
+        adapted, is_full, why = load_adapter(source, name, base, None, any_base=True)
+        return adapted, is_full, "; ".join(filter(None, (note, why))) or None
+
+
+def _choose(peft_model: Any, name: str) -> tuple[str, str | None]:
+    """Return which adapter of a PeftModel is meant: the one that has the expert's name, else the active one; and a
+    note where there are others."""
+    held, active = list(peft_model.peft_config), peft_model.active_adapters
+    if name in held:
+        return name, None
+    if len(active) != 1:
+        raise MemberError(
+            f"member {name!r}: {len(active)} adapters of this PeftModel are active at once ({', '.join(active)}). "
+            "Call set_adapter with one of them, or give each as an expert of its name"
+        )
+    if len(held) == 1:
+        return active[0], None
+    others = ", ".join(adapter for adapter in held if adapter != active[0])
+    return active[0], f"{name}: of the PeftModel's adapters the active one was taken, {active[0]}; it also has {others}"
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -129,35 +150,11 @@ def _store_as(dtype: torch.dtype | None, file: Path) -> None:
     save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, file, metadata={"format": "pt"})
 
 
-def _read_config(source: sources.Source, name: str) -> Any:
-    from peft import PeftConfig
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # keys of other PEFT versions
-            config = PeftConfig.from_pretrained(str(source.directory))
-    except (ValueError, KeyError, TypeError, OSError, AttributeError, RecursionError) as error:
-        raise MemberError(
-            f"member {name!r}: {source.directory / 'adapter_config.json'} is no PEFT configuration "
-            f"({_first_line(error)})"
-        ) from error
-    if config.is_prompt_learning:
-        raise MemberError(
-            f"member {name!r}: {source.directory} is a {config.peft_type.value} adapter, which adds virtual tokens "
-            "that the other members do not see. Expected LoRA or another adapter of the layers"
-        )
-    if getattr(config, "alora_invocation_tokens", None):
-        raise MemberError(
-            f"member {name!r}: {source.directory} is an activated LoRA (alora_invocation_tokens), which PEFT switches "
-            "on by the tokens read; a composition cannot. Expected LoRA or another adapter of the layers"
-        )
-    return config
-
-
-def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
-    """Make a PeftModel of this very model, and check that every tensor of the file found its place."""
+def _attach(directory: Path, name: str, model: PreTrainedModel, config: Any) -> Any:
+    """Make a PeftModel of this very model, and check that every tensor of the file found its place and is finite."""
     from peft import PeftModel, get_peft_model_state_dict
 
+    _check_rank(directory, name, config)
     names = set(model.state_dict())
     learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -166,7 +163,9 @@ def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
             same = _stored_dtype(directory) == model.dtype  # PEFT would make float32 of half precision, twice the size
             peft_model = PeftModel.from_pretrained(model, str(directory), autocast_adapter_dtype=not same)
     except (ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise _no_fit(name, directory, _first_line(error)) from error
+        raise _no_fit(name, directory, short(error)) from error
+    except (TypeError, AttributeError, IndexError, ImportError, ArithmeticError) as error:
+        raise not_peft(sources.Source(directory), name, f"PEFT cannot run it: {short(error)}") from error
     finally:
         for parameter, flag in learning:
             parameter.requires_grad_(flag)
@@ -176,20 +175,45 @@ def _attach(directory: Path, name: str, model: PreTrainedModel) -> Any:
     odd = sorted(stored ^ {key for key in state if _base_key(key) not in names})
     if odd:
         raise _no_fit(name, directory, f"{len(odd)} tensors have no counterpart, first {odd[0]}")
+    _check_finite(name, peft_model, state)
     return peft_model
 
 
+def _check_rank(directory: Path, name: str, config: Any) -> None:
+    """Refuse a rank that no tensor of the file has, before memory is allocated for it."""
+    with safe_open(sources.weight_files(directory)[0], "pt") as file:
+        largest = max((max(file.get_slice(key).get_shape(), default=0) for key in file.keys()), default=0)
+    if (rank := largest_rank(config)) > largest:
+        raise _no_fit(name, directory, f"its config has the rank {rank:,}, and no tensor of its file is that large")
+
+
+def _check_finite(name: str, peft_model: Any, state: dict[str, Tensor]) -> None:
+    """Refuse tensors that are not finite, and deltas that a scale makes larger than any product can hold."""
+    for key, tensor in state.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise MemberError(f"member {name!r} computes NaN: its weights are damaged, {key} is not finite")
+    for path, module in peft_model.named_modules():
+        scales = getattr(module, "scaling", None)
+        if not isinstance(scales, dict) or "default" not in scales:
+            continue
+        factors = [
+            float(part.abs().amax())
+            for key, part in module.named_parameters()
+            if key.startswith("lora_") and ".default" in key and part.numel()
+        ]
+        if not math.prod(factors, start=abs(float(scales["default"]))) <= LARGEST_DELTA:
+            raise MemberError(
+                f"member {name!r} computes NaN: {path} scales its delta by {float(scales['default']):g}, which "
+                "overflows. Check lora_alpha and alpha_pattern in its adapter_config.json"
+            )
+
+
 def _no_fit(name: str, directory: Path, reason: str) -> MemberError:
-    named = _read_config(sources.Source(directory), name).base_model_name_or_path
+    named = read_adapter_config(sources.Source(directory), name).base_model_name_or_path
     return MemberError(
         f"member {name!r}: the adapter in {directory} does not fit this base: {reason}. Expected an adapter trained on "
         "the composition's base" + (f"; this one says that it was trained on {named!r}" if named else "")
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return (lines[1] if len(lines) > 1 and lines[0].startswith("Error") else lines[0]).rstrip(".")
 
 
 def _base_key(key: str) -> str:
@@ -228,45 +252,3 @@ def _fit_embeddings(model: PreTrainedModel, changed: dict[str, Tensor]) -> None:
         if id(parameter) in embeddings and name in changed and len(changed[name]) != len(parameter):
             model.resize_token_embeddings(len(changed[name]), mean_resizing=False)
             return
-
-
-def _check_base(
-    trained_on: str | None,
-    source: sources.Source,
-    name: str,
-    base: PreTrainedModel,
-    base_source: sources.Source | None,
-) -> str | None:
-    """Refuse an adapter that was surely trained on another base; return a note where nobody can tell."""
-    ours = base_source.name if base_source else base.name_or_path
-    if not isinstance(trained_on, str) or not trained_on or not ours or trained_on == ours:
-        return None
-    theirs = Path(source.directory / trained_on if trained_on.startswith(".") else trained_on).expanduser()
-    folder = base_source.path if base_source else Path(ours)
-    if sources.exists(theirs) and theirs.resolve() == folder.resolve():
-        return None
-    if sources.exists(theirs) and theirs.is_dir() and folder.is_dir():
-        if _same_weights(theirs, folder):
-            return None
-    elif _same_name(trained_on, ours):
-        return None
-    elif not (_is_hub_id(trained_on) and _is_hub_id(ours)):
-        return f"{name}: the adapter says it was trained on {trained_on}; whether that is this base cannot be told"
-    raise MemberError(
-        f"member {name!r}: the adapter was trained on {trained_on}, but the composition's base is {ours}. "
-        "Use that base, or set any_base: true on this expert if the two hold the same weights"
-    )
-
-
-def _same_name(trained_on: str, ours: str) -> bool:
-    """google/gemma-2-2b and a folder gemma-2-2b, or a file gemma-2-2b.Q4_1.gguf or gemma-2-2b-f16.gguf made of it."""
-    wanted, found = Path(trained_on).name.lower(), Path(ours).name.lower()
-    return found == wanted or GGUF_OF.sub("", found) == wanted
-
-
-def _same_weights(left: Path, right: Path) -> bool:
-    return sources.digest(sources.weight_files(left.resolve())) == sources.digest(sources.weight_files(right.resolve()))
-
-
-def _is_hub_id(name: str) -> bool:
-    return sources.HUB_ID.match(name) is not None and not sources.exists(Path(name))

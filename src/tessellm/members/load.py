@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import MemberError
 from . import adapters, gguf_files, sources
+from .packed import PACKED, pack_model
 from .precision import widen
 from .quantized import quantization_config
 from .sources import Source
@@ -116,6 +117,7 @@ def _load_gguf(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
         with _telling(name, source):
             model, report = gguf_files.load_model(source.path, _options(spec, loading))
             tokenizer = gguf_files.load_tokenizer(source.path)
+        _pack(model, name, spec, loading)
         note = gguf_files.describe_loaded(source.path, name, model.dtype)
     model = _complete(name, model, report, source)
     return _by_default(Member(name, model, spec, source, tokenizer=tokenizer, notes=(note,)), loading)
@@ -142,12 +144,25 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
             **_options(spec, loading),
             **({} if quantization is None else {"quantization_config": quantization}),
         )
-    return _complete(name, model, report, source)
+    model = _complete(name, model, report, source)
+    _pack(model, name, spec, loading)
+    return model
+
+
+def _pack(model: Any, name: str, spec: MemberSpec, loading: Loading) -> None:
+    """Pack a member's weights where its dtype says so."""
+    dtype = spec.dtype or loading.dtype
+    if dtype not in PACKED:
+        return
+    if spec.quantization is not None or loading.quantization_config is not None:
+        raise MemberError(f"member {name!r}: give either the dtype {dtype} or a quantization")
+    pack_model(model, dtype, name)
 
 
 def _options(spec: MemberSpec, loading: Loading) -> dict[str, Any]:
+    dtype = spec.dtype or loading.dtype
     options = {
-        "dtype": spec.dtype or loading.dtype,
+        "dtype": torch.float32 if dtype in PACKED else dtype,
         "device_map": spec.device,
         "attn_implementation": loading.attn_implementation,
     }

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, with_config
 from ..errors import nearest
 from ..rules import LARGEST_WEIGHT
 from ..validation import shown
+from .cards import read_card
+from .examples import LONGEST as DESCRIPTION
 from .quantized import QUANTIZATIONS
 from .sources import LONGEST, Source, digest, weight_files
 from .spec import Member
@@ -37,9 +39,11 @@ EXPECTED = {  # by key, for messages
     "weight": f"a number within ±{LARGEST_WEIGHT:,.0f}",
     "end_ids": "a list of token ids",
     "style": "true, or nothing",
+    "description": "one line of text",
+    "examples": "a list of texts",
     "source": "a path, a hub id or a package's file",
     "revision": "a commit",
-    "dtype": "float32, bfloat16, float16 or float64",
+    "dtype": "float32, bfloat16, float16, float64, int8 or int4",
     "quantization": "a quantization's name",
     "stamp": "the sha256 and the sizes of files",
 }
@@ -76,6 +80,9 @@ def telling_files(source: Source) -> list[Path]:
     return [*weight_files(source.directory), *(path for path in configs if path.is_file())]
 
 
+KEPT = ("name", "kind", "weight", "end_ids", "style", "description", "examples")  # wherever a member is
+
+
 class SavedMember(BaseModel):
     """One member of a composition: what is always known of it, and, once it is saved, where it is and what it was."""
 
@@ -86,9 +93,11 @@ class SavedMember(BaseModel):
     weight: Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
     end_ids: list[TokenId]  # in the composition's ids
     style: Literal[True] | None = None  # declared to be heard in every answer
+    description: Annotated[str, Field(min_length=1, max_length=DESCRIPTION)] | None = None  # what it is for
+    examples: list[str] | None = None  # prompts that it should answer
     source: Text | None = None  # None: given as a loaded model
     revision: Text | None = None  # a hub member's commit
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = (
+    dtype: Literal["float32", "bfloat16", "float16", "float64", "int8", "int4"] | None = (
         None  # what it was loaded in; an adapter has its base's
     )
     quantization: Annotated[str, AfterValidator(known_quantization)] | None = None
@@ -103,15 +112,24 @@ class SavedMember(BaseModel):
             weight=float(member.spec.weight),
             end_ids=list(end_ids),
             style=member.spec.style or None,
+            description=member.spec.description or _said_by_card(member),
+            examples=list(member.spec.prompts) or None,
             source=member.source.name if member.source else None,
             revision=member.source.revision if member.source else None,
         )
 
     def placed(self, **place: Any) -> SavedMember:
         """Return the same member, found and loaded as `place` says."""
-        always = {key: getattr(self, key) for key in ("name", "kind", "weight", "end_ids", "style")}
+        always = {key: getattr(self, key) for key in KEPT}
         return SavedMember(**always, **place)
 
     def entry(self) -> dict[str, Any]:
         """Return the entry that config.json holds."""
         return self.model_dump(exclude_none=True)
+
+
+def _said_by_card(member: Member) -> str | None:
+    """Return the description on the model card beside an expert."""
+    if member.name == "base" or member.source is None or member.source.file is not None:
+        return None
+    return read_card(member.source.directory).description

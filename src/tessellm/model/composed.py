@@ -6,7 +6,8 @@ vocabulary, and lets the rule combine them. Its `logits` are the composed log-pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,14 +17,17 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import MemberError, PromptError, RecipeError
+from ..routing.route import Route, Router
+from ..routing.template import ChatMarks
 from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination, normalised
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
-from .habits import prepared
 from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
+from .routes import route
 from .rows import kept_rows, mask_rows, rows_read, slices
+from .transcript import Restarts, Routing
 
 
 @dataclass
@@ -44,6 +48,8 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
     loaded_members: tuple = ()  # members.Member: where each came from
     notes: tuple[str, ...] = ()  # what a user should know of how the members fit together
     tokenizer: Any = None
+    _marks: tuple[Any, Any, ChatMarks] | None = None
+    router: Router | None = None  # decides from a prompt which members answer
     rule: ComposedRule
 
     def __init__(
@@ -68,8 +74,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         devices = {name: str(member.device) for name, member in members.items()}
         if len(set(devices.values())) > 1 or any(hasattr(member, "hf_device_map") for member in members.values()):
             self.hf_device_map = devices  # tells Hugging Face libraries not to move the model
-        made = ComposedRule.make(rule or config.rule, config.weights, self._ends, config.termination)
-        self._go_by(made, config.termination)
+        self._go_by(self._made(rule or config.rule, config.weights, config.termination), config.termination)
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()
 
@@ -77,12 +82,30 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         self, rule: RuleLike | None = None, weights: Sequence[float] | None = None, termination: str | None = None
     ) -> None:
         """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
-        A new rule stops as suits it, unless `termination` says otherwise. `belief` by its name alone learns experts'
-        habits first, if the model has a tokenizer with a chat template."""
+        A new rule stops as suits it, unless `termination` says otherwise. The rule `mixture`
+        calibrates a router first, if the model has none."""
         if rule is None:
             rule, termination = self.rule.rule, self.config.termination if termination is None else termination
         weights = self.config.weights if weights is None else weights
-        self._go_by(ComposedRule.make(prepared(self, rule, weights), weights, self._ends, termination), termination)
+        self._go_by(self._made(self.config.meant(rule), weights, termination), termination)
+        if self.router is None and self.rule.routed is not None:
+            from ..routing.calibrated import prepare_router
+
+            prepare_router(self)
+
+    def _made(self, rule: RuleLike, weights: Sequence[float], termination: str | None) -> ComposedRule:
+        try:
+            return ComposedRule.make(rule, weights, self._ends, termination)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
+
+    @property
+    def markers(self) -> ChatMarks:
+        """The marks of the chat template; all empty without one."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        if self._marks is None or self._marks[:2] != (self.tokenizer, template):
+            self._marks = (self.tokenizer, template, ChatMarks.of(self.tokenizer))
+        return self._marks[2]
 
     @property
     def _ends(self) -> list[tuple[int, ...]]:
@@ -124,9 +147,12 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_member_logprobs: bool = False,
+        answer_start: int | Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ComposedOutput | tuple:
+        """As of any Hugging Face model. `answer_start`: the column, cached ones counted, at which the answer begins, of
+        all texts or of each. Without it, answers begin behind the chat template's marks."""
         if input_ids is None:
             raise PromptError(
                 "a composition reads input_ids: members have embeddings of their own, so inputs_embeds are not taken"
@@ -136,18 +162,24 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         if cache is None and (use_cache if use_cache is not None else self.config.use_cache):
             cache = self.new_cache()
         mask_BT = mask_rows(attention_mask, input_ids)
-        rows = self._rows_needed(input_ids, mask_BT, logits_to_keep, cache)
+        running = cache if cache is not None else ComposedCache([], self.rule)
+        routing = self.routing
+        if routing is not None:
+            if answer_start is not None:
+                running.transcript.answer_start = answer_start
+            running.transcript.read(input_ids, mask_BT)
+        rows = self._rows_needed(input_ids, mask_BT, logits_to_keep, running)
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         caches = cache.caches if cache is not None else [None] * len(self.members)
-        logits_M = [
-            self.member_logits(name, input_ids, member_cache, rows, inputs)
-            for name, member_cache in zip(self.members, caches, strict=True)
-        ]
+        logits_M = []
+        for name, member_cache in zip(self.members, caches, strict=True):
+            with self._tapped(name, running):
+                logits_M.append(self.member_logits(name, input_ids, member_cache, rows, inputs))
         steps = logits_M[0].shape[1]
         look = input_ids.shape[1] > 1 or input_ids.device.type == "cpu"  # a GPU would have to wait for it at every step
-        running = cache if cache is not None else ComposedCache([], self.rule)
+        restarts = None if routing is None else running.transcript.restarts(routing, steps)
         composed_BTV, logp_MBTV = self._combine(
-            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, output_member_logprobs, look
+            logits_M, input_ids[:, -steps:], mask_BT[:, -steps:], running, output_member_logprobs, look, restarts
         )
         kept = slice(None) if isinstance(rows, Tensor) else kept_rows(logits_to_keep)
         composed_BTV = composed_BTV[:, kept]
@@ -161,6 +193,11 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
             member_logprobs=torch.cat(logp_MBTV, dim=2)[:, :, kept] if output_member_logprobs else None,
         )
         return output if return_dict is not False else output.to_tuple()
+
+    def route(self, prompts: Any) -> Route | list[Route]:
+        """Return what the router says of a prompt (a text, messages or token ids), or of each in a list. Runs the base
+        alone. A text is one user message of the chat template."""
+        return route(self, prompts)
 
     def member_logits(
         self, name: str, input_ids: Tensor, cache: Cache | None, rows: int | Tensor, inputs: Mapping[str, Any]
@@ -185,6 +222,7 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         cache: ComposedCache,
         keep_members: bool,
         look: bool,
+        restarts: Restarts | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The rule over all rows, some rows at a time: log-probabilities of a long text in float32 are large, so the
         members' own are kept only if asked for."""
@@ -194,22 +232,42 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
             logp_MBTV = normalised(rows)
             if look:
                 self._check_numbers(logp_MBTV)
-            composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop]))
+            part = None if restarts is None else restarts.part(start, stop)
+            composed.append(cache.compose(logp_MBTV, tokens_BT[:, start:stop], mask_BT[:, start:stop], part))
             if keep_members:
                 members.append(logp_MBTV)
         return torch.cat(composed, dim=1), members
 
     def _rows_needed(
-        self, input_ids: Tensor, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache | None
+        self, input_ids: Tensor, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache
     ) -> int | Tensor:
         """How many of the last positions need logits, 0: all. A rule with state reads more than are kept, but seldom
         all of a long prompt; one that has begun goes on where it was."""
         if not self.rule.window:
             return keep
-        started = cache is not None and cache.state is not None
-        if started or isinstance(keep, Tensor) or keep == 0 or keep + self.rule.window >= mask_BT.shape[1]:
+        if isinstance(keep, Tensor) or keep == 0 or keep >= mask_BT.shape[1]:
             return 0
-        return rows_read(self.rule, input_ids, mask_BT, keep)
+        if (routing := self.routing) is not None:
+            return cache.transcript.rows_needed(routing, mask_BT.shape[1], keep)
+        if cache.state is not None or keep + self.rule.window >= mask_BT.shape[1]:
+            return 0
+        return rows_read(self.rule.window, mask_BT, keep)
+
+    @property
+    def routing(self) -> Routing | None:
+        """What decides about priors, if the rule takes them from outside."""
+        rule = self.rule.routed
+        return None if rule is None else Routing(rule, self.config.member_names, self.router, self.markers)
+
+    @contextmanager
+    def _tapped(self, name: str, cache: ComposedCache) -> Iterator[None]:
+        """Collect the energies of the base's forward pass, if a router needs them."""
+        if name != "base" or self.router is None or self.rule.routed is None:
+            yield
+            return
+        with self.router.tap(self.base) as tap:
+            yield
+        cache.transcript.hear(tap.take())
 
     def _check_numbers(self, logp_MBTV: Tensor) -> None:
         """Name the member whose weights are broken, rather than write nonsense."""

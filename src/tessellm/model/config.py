@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..rules import WITHOUT_CHAT, default_termination
+from ..rules import DEFAULT, Product, RuleLike, default_termination, resolved
 from .room import check_room
 
 
@@ -20,8 +21,9 @@ class ComposedConfig(PreTrainedConfig):
     model_type = "tessellm"
 
     members: list[dict[str, Any]] = field(default_factory=list)
-    rule: dict[str, Any] = field(default_factory=lambda: {"name": WITHOUT_CHAT})
-    termination: str = default_termination(WITHOUT_CHAT)
+    rule: dict[str, Any] = field(default_factory=lambda: {"name": resolved(DEFAULT)})
+    routing: dict[str, Any] = field(default_factory=dict)  # enabled, base_retention, embedder, where not the default
+    termination: str = default_termination(DEFAULT)
     vocab_size: int = 0
     max_position_embeddings: int = 0
     num_hidden_layers: int = 0
@@ -42,6 +44,15 @@ class ComposedConfig(PreTrainedConfig):
     def styles(self) -> list[int]:
         """The numbers of the experts that were declared to be styles, 1 for the first."""
         return [number for number, member in enumerate(self.members) if number and member.get("style")]
+
+    def meant(self, rule: RuleLike) -> RuleLike:
+        """Return what a rule given by its name, or without styles, means for these members."""
+        entry = {"name": rule} if isinstance(rule, str) else rule
+        if not isinstance(entry, Mapping) or resolved(entry["name"]) != resolved(DEFAULT) or not self.styles:
+            return rule
+        if len(self.styles) == len(self.members) - 1 and entry["name"] == DEFAULT:
+            return Product.name
+        return {"styles": self.styles, **entry, "name": resolved(DEFAULT)}
 
     def check_room(self, length: int, new: int, what: str = "the prompt", option: str = "max_new_tokens") -> None:
         """Refuse a prompt of `length` tokens that leaves no room for `new` ones, before any is written."""

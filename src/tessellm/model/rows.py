@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,22 +17,16 @@ def slices(count: int, elements_each: int, most: int = CHUNK_ELEMENTS) -> Iterat
         yield start, min(start + size, count)
 
 
-class Reader(Protocol):
-    """A rule, as far as it says what it reads of a text."""
-
-    def reads_from(self, tokens: Sequence[int], first: int) -> int: ...
-
-
-def rows_read(rule: Reader, tokens_BT: Tensor, mask_BT: Tensor, keep: int) -> int:
-    """How many of the last positions a rule reads that has read none before, for its rows at the last `keep`. Each text
-    is what is real of its row; padding may stand on either side."""
-    length = tokens_BT.shape[1]
+def rows_read(window: int, mask_BT: Tensor, keep: int) -> int:
+    """How many of the last positions a rule with this window reads that has read none before, for its rows at the last
+    `keep`. Each text is what is real of its row; padding may stand on either side."""
+    length = mask_BT.shape[1]
     begin = length - keep
-    for token_T, mask_T in zip(tokens_BT, mask_BT, strict=True):
+    for mask_T in mask_BT:
         (place_R,) = mask_T.nonzero(as_tuple=True)
         if len(place_R):
             first = min(int(mask_T[: length - keep].sum()), len(place_R) - 1)
-            begin = min(begin, int(place_R[rule.reads_from(token_T[place_R].tolist(), first)]))
+            begin = min(begin, int(place_R[max(0, first - window)]))
     return length - begin
 
 

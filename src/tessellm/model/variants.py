@@ -13,11 +13,10 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from ..errors import MemberError, RecipeError, nearest, quoted
-from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, RuleLike, first_member
+from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, RuleLike, first_member, resolved
 from ..vocabulary import Alignment
 from .composed import ComposedForCausalLM
 from .config import ComposedConfig
-from .habits import default_rule
 
 ALONE = FunctionRule("alone", first_member)  # the rule of a composition that has one member
 
@@ -45,7 +44,7 @@ def check_rule_name(rule: str) -> None:
 def meant_rule(model: ComposedForCausalLM, rule: str) -> str | None:
     """Return the rule that a name means for these members; None for their own, with the parameters that it has."""
     check_rule_name(rule)
-    name = default_rule(model) if rule == DEFAULT else rule
+    name = resolved(rule)
     return None if name == model.config.rule["name"] else name
 
 
@@ -109,5 +108,5 @@ def _single(
 
 def _dressed(made: ComposedForCausalLM, model: ComposedForCausalLM) -> ComposedForCausalLM:
     made.generation_config = copy.deepcopy(model.generation_config)
-    made.tokenizer = model.tokenizer
+    made.tokenizer, made.router, made.loaded_members = model.tokenizer, model.router, model.loaded_members
     return made

@@ -13,20 +13,22 @@ from .equation import (
     tilt,
     working_dtype,
 )
+from .mixture import Mixture, MixtureState
 from .product import Product
 from .protocol import Explanation, Rule, Weights
-from .table import DEFAULT, RULES, WITHOUT_CHAT, RuleEntry, default_termination
+from .table import DEFAULT, RULES, RuleEntry, default_termination, resolved
 
 __all__ = [
     "DEFAULT",
     "LARGEST_WEIGHT",
     "LOG_FLOOR",
     "RULES",
-    "WITHOUT_CHAT",
     "BaseRule",
     "ComposedRule",
     "Explanation",
     "FunctionRule",
+    "Mixture",
+    "MixtureState",
     "Product",
     "Rule",
     "RuleEntry",
@@ -40,6 +42,7 @@ __all__ = [
     "normalised",
     "product",
     "product_scores",
+    "resolved",
     "tilt",
     "working_dtype",
 ]

@@ -5,8 +5,8 @@ Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ class BaseRule:
     window: int = 0
     weights: Weights | None = None
     is_product = False
-    names_tokens: tuple[str, ...] = ()
     tells: frozenset[str] = frozenset()
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -34,10 +33,6 @@ class BaseRule:
         """Run the rule, and judge by what it says."""
         logp_BTV, state = self(logp_MBTV, tokens_BT, mask_BT, state)
         return logp_BTV, state, by_nearness(logp_MBTV, logp_BTV)
-
-    def reads_from(self, tokens: Sequence[int], first: int) -> int:
-        """The position from which to feed a text, so that its rows from `first` on are those of the whole."""
-        return max(0, first - self.window)
 
     def weighted(self, weights: Weights | None) -> Rule | None:
         return None
@@ -67,13 +62,6 @@ class FunctionRule(BaseRule):
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name}
-
-
-def rename_tokens(rule: Rule, renamed: Mapping[int, int]) -> Rule:
-    """The rule over a text whose tokens have other ids; those that are not named keep theirs."""
-    names = getattr(rule, "names_tokens", ())
-    changes = {name: tuple(renamed.get(token, token) for token in getattr(rule, name)) for name in names}
-    return replace(rule, **changes) if changes else rule  # type: ignore[type-var]
 
 
 def first_member(logp_MBTV: Tensor) -> Tensor:

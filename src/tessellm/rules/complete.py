@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .base import rename_tokens
 from .equation import tilt, working_dtype
+from .mixture import Mixture
 from .protocol import Explained, Explanation, Rule, Weights
-from .table import RULES, default_termination, without_model
+from .table import RULES, default_termination, resolved
 from .termination import READ, Ends, as_event, check_policy, decide, ends_of, release
 
 RuleLike = str | Mapping[str, Any] | Rule  # a name, a mapping with `name` and parameters, or an object
@@ -53,11 +53,11 @@ class ComposedRule:
         check_policy(self.policy)
         if self.policy != "rule" and not any(self.stops):
             raise ValueError(f"the policy {self.policy!r} needs at least one end token; none of the members has one")
+        if self.policy != "rule" and isinstance(self.rule, Mixture):
+            raise ValueError("the rule 'mixture' ends where its components end; termination is for the rule product")
         numbers = self.weights_but_ones
         own = None if numbers is None or self.stopping_is_event else self.rule.weighted(numbers)
         inner = self.rule if own is None else own
-        if self.stopping_is_event:  # a turn may hold an end token, such as a message's
-            inner = rename_tokens(inner, dict.fromkeys(self._end_ids, min(self._end_ids)))
         object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "_tilt", numbers if own is None else None)
 
@@ -93,26 +93,6 @@ class ComposedRule:
     def window(self) -> int:
         return self.rule.window
 
-    def reads_from(self, tokens: Sequence[int], first: int) -> int:
-        """The position from which to feed a text, so that its rows from `first` on are those of the whole. Not less
-        than 0, nor more than `first`."""
-        if (own := getattr(self._inner, "reads_from", None)) is None:
-            return max(0, first - self.window)
-        if self.stopping_is_event:
-            ends = self._end_ids
-            tokens = [min(ends) if token in ends else token for token in tokens]
-        return cast(int, own(tokens, first))
-
-    @property
-    def named_tokens(self) -> frozenset[int]:
-        """The token ids that it knows: end tokens, and those in the rule's parameters."""
-        return self._end_ids.union(*(getattr(self.rule, name) for name in self.names_tokens))
-
-    @property
-    def names_tokens(self) -> tuple[str, ...]:
-        """Those of the rule's parameters that hold token ids."""
-        return getattr(self.rule, "names_tokens", ())
-
     @property
     def _end_ids(self) -> frozenset[int]:
         return frozenset(token for ids in self.stops for token in ids)
@@ -142,38 +122,9 @@ class ComposedRule:
         return not self.stopping_is_event and self.weights_but_ones is None
 
     @property
-    def lets_members_rest(self) -> bool:
-        """Whether one member alone mostly says what the rule says, and the rule knows which."""
-        return getattr(self.rule, "lets_members_rest", False)
-
-    def believed_members(self, state: Any) -> tuple[Tensor, Tensor]:
-        """Name per row the member that is believed most, and how sure the rule is of it, where members may rest."""
-        return cast(Any, self.rule).believed_members(state)
-
-    @property
-    def mixture(self) -> Rule | None:
-        """The rule itself where it mixes its members' laws, as they are; else None."""
-        return self.rule if self.hears_members_as_they_are and getattr(self.rule, "mixes_laws", False) else None
-
-    def silent_rows(self, tokens_BT: Tensor) -> int:
-        """How many of the first rows of texts need not be read: those that tell the rule nothing. Looks at them."""
-        return cast(Any, self.rule).silent_rows(tokens_BT) if self._can_listen else 0
-
-    def is_asked(self, tokens_BT: Tensor) -> bool:
-        """Whether what is said behind the last of these tokens is all that counts. Looks at them."""
-        return self._can_listen and cast(Any, self.rule).is_asked(tokens_BT)
-
-    def begin(self, tokens_BT: Tensor, like_MBTV: Tensor) -> Any:
-        """The state after silent rows, or None where the rule has none."""
-        return cast(Any, self.rule).begin(tokens_BT, like_MBTV) if self._can_listen and tokens_BT.shape[1] else None
-
-    def listen(self, logp_MBTV: Tensor, tokens_BT: Tensor, state: Any) -> Any:
-        """The state after rows at which nothing is said, none of them padding."""
-        return cast(Any, self.rule).listen(self._tilted(logp_MBTV), tokens_BT, state)
-
-    @property
-    def _can_listen(self) -> bool:
-        return hasattr(self.rule, "listen") and not self.stopping_is_event
+    def routed(self) -> Mixture | None:
+        """The rule itself, with the weights in it, where it takes its prior from a router; else None."""
+        return self._inner if isinstance(self._inner, Mixture) else None
 
     def check_fit(self, experts: int, vocab_size: int) -> None:
         """Raise ValueError where the rule's parameters are those of other members."""
@@ -263,7 +214,7 @@ def _taken_apart(rule: RuleLike) -> tuple[Rule, Weights | None]:
         rule = {"name": rule}
     if isinstance(rule, Mapping):
         parameters = dict(rule)
-        name, weights = without_model(parameters.pop("name")), parameters.pop("weights", None)
+        name, weights = resolved(parameters.pop("name")), parameters.pop("weights", None)
         if name not in RULES:
             raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
         return RULES[name].make(**parameters), weights

@@ -12,29 +12,11 @@ For rules with and without state:
 
 tokens[t] is the token fed at t, the one that row t−1 predicted; padding (mask False) is never observed. State is
 None at the start of a sequence, else a NamedTuple of tensors with the batch first. Whoever starts within a text feeds
-the rule from `reads_from` on, and gets what feeding it all gives. As a rule those are the last `window` positions;
-a rule that reads further back in some texts says so by a method of its own. A window of 0: no state.
+the last `window` positions before it, and gets what feeding it all gives. A window of 0: no state.
 
 A rule need not write all of it: base.py has `BaseRule`, which needs no more than a name and `__call__`, and
-`FunctionRule`, which needs a name and a function. Weights and stopping are added by complete.py, which is also the one
-place that knows what a rule need not have, `BaseRule` or not:
-
-    rule.reads_from(tokens, first)             the position from which to feed a text (token ids), so that its rows from
-                                               `first` on are those of the whole; `first` less `window` by default
-    rule.names_tokens                          those of its parameters that hold token ids
-    rule.check_fit(experts, vocab_size)        raise ValueError where its parameters are not those of such members
-    rule.silent_rows(tokens_BT)                how many of the first rows of texts tell it nothing; it then has
-    rule.begin(tokens_BT, like_MBTV)           the state after those tokens, whose log-probabilities are not computed
-    rule.is_asked(tokens_BT)                   whether what is said behind these tokens alone counts, and
-    rule.listen(logp_MBTV, tokens_BT, state)   the state after rows before that, at which nothing is said
-    rule.lets_members_rest                     whether one member alone mostly says what it says; it then has
-    rule.believed_members(state)               that member per row, and how sure the rule is of it: [B] each
-    rule.mixes_laws                            whether it says Σ belief · p_law, of its members' laws and Eq. 2; its
-                                               state then begins with the laws' pending rows, [B, L, V], and it has
-    rule.begun(like_MBTV)                      the state of texts of which nothing was read, and
-    rule.weigh(heard, tokens_BT, mask_BT,      the belief of every row, which needs nothing as large as a vocabulary:
-               before, known)                  laws.Heard, the rest of the state, and
-    rule.known_on(device)                      its parameters there
+`FunctionRule`, which needs a name and a function. Weights and stopping are added by complete.py. A rule may have a
+method `check_fit(experts, vocab_size)`, which raises ValueError where its parameters are not those of such members.
 """
 
 from __future__ import annotations

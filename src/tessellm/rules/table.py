@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .belief import Belief
 from .evidence import Evidence
+from .mixture import Mixture
 from .product import Product
 from .protocol import Rule
 
@@ -21,13 +21,12 @@ class RuleEntry:
     termination: str = "rule"  # who may stop, where the user does not say
 
 
-WITHOUT_CHAT = "evidence"
-DEFAULT = "auto"  # belief for several experts of a chat model, else WITHOUT_CHAT: a model decides, and it has that rule
+DEFAULT = "auto"  # the rule mixture; product where every expert is a style
 RULES: dict[str, RuleEntry] = {
-    "belief": RuleEntry(
-        Belief,
-        "a mixture of the base, the experts and Eq. 2, believed from the prompt and from what was written",
-        "help(tessellm.rules.belief); Eq. 2 of arXiv 2605.28304 is one of its laws",
+    "mixture": RuleEntry(
+        Mixture,
+        "a mixture of the base, the active experts and Eq. 2 of them; the prior is the router's",
+        "help(tessellm.rules.components); Eq. 2 of arXiv 2605.28304 is one of its components",
     ),
     "evidence": RuleEntry(
         Evidence,
@@ -39,12 +38,12 @@ RULES: dict[str, RuleEntry] = {
 }
 
 
-def without_model(name: str) -> str:
-    """The rule that a name stands for where no model is there to choose the default."""
-    return WITHOUT_CHAT if name == DEFAULT else name
+def resolved(name: str) -> str:
+    """Return the rule that a name stands for."""
+    return Mixture.name if name == DEFAULT else name
 
 
 def default_termination(name: str) -> str:
     """Who may stop, where the user does not say."""
-    name = without_model(name)
+    name = resolved(name)
     return RULES[name].termination if name in RULES else "rule"

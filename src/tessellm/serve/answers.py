@@ -51,7 +51,6 @@ class TracedToken(BaseModel):
     divergence: dict[str, float]
     logprob: dict[str, float]
     top: dict[str, list[tuple[str, float]]]
-    resting: list[str] | None = None  # members that read it later, where one wrote it by itself
     evidence: dict[str, float] | None = None  # these where the rule weighs evidence
     trusted: dict[str, bool] | None = None
     interference: float | None = None

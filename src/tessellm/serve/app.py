@@ -72,7 +72,7 @@ def make_app(service: Service) -> Guard:
     _add_state(api, service)
     _add_page(api)
     _add_refusals(api)
-    _describe(api, service.speakers.names)
+    _describe(api, service.targets.names)
     paths = {getattr(route, "path", "") for route in api.routes}
 
     def count(path: str, status: int) -> None:

@@ -54,11 +54,10 @@ class Metrics:
                 self.interference.observe(abs(view["log_z"]))
 
     def text(self, slots: int, running: int, waiting: int, late: int, drafts: tuple[int, int]) -> str:
-        """The page that Prometheus reads. `drafts`: tokens that one member wrote while others rested, and those of them
-        that all members would have written."""
+        """The page that Prometheus reads. `drafts`: tokens of drafts, and those of them that were accepted."""
         return "\n".join(self._lines(slots, running, waiting, late, *drafts)) + "\n"
 
-    def _lines(self, slots: int, running: int, waiting: int, late: int, drafted: int, rested: int) -> Iterator[str]:
+    def _lines(self, slots: int, running: int, waiting: int, late: int, drafted: int, accepted: int) -> Iterator[str]:
         gauges = {
             "slots": ("Slots for requests.", slots),
             "slots_used": ("Slots in use.", running),
@@ -69,10 +68,10 @@ class Metrics:
             yield f"tessellm_{name} {value}"
         yield from _head("late_preparations_total", "counter", "Compilations and captures since the server was ready.")
         yield f"tessellm_late_preparations_total {late}"
-        yield from _head("drafted_tokens_total", "counter", "Tokens that one member tried while the others rested.")
+        yield from _head("drafted_tokens_total", "counter", "Tokens of drafts.")
         yield f"tessellm_drafted_tokens_total {drafted}"
-        yield from _head("rested_tokens_total", "counter", "Those of them that were right, and were written so.")
-        yield f"tessellm_rested_tokens_total {rested}"
+        yield from _head("accepted_tokens_total", "counter", "Those of them that were accepted.")
+        yield f"tessellm_accepted_tokens_total {accepted}"
         yield from _head("responses_total", "counter", "Responses by path and status.")
         for (path, status), count in sorted(self.responses.items()):
             yield f'tessellm_responses_total{{path="{path}",status="{status}"}} {count}'

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import RoomError
 from ..model.room import SLOT, check_room
 from ..text.lengths import Lengths
+from ..vocabulary.chats import render_chat
 from .refusals import bad
 from .schema import ChatRequest, CompletionRequest, Message
 from .turns import Turns
@@ -60,13 +61,10 @@ class Prompts:
         else:
             self.check_room(len(prompt), 1, param)
 
-    def _tokens(self, text: str, param: str, **options: Any) -> list[int]:
-        """Of a text that may be too long, which is then told by its beginning."""
-        self.check_room(self._lengths.beginning(text), 1, param, "at least ")
-        return list(self.tokenizer(text, **options)["input_ids"])
-
     def _encode(self, text: str) -> list[int]:
-        return self._tokens(text, "prompt")
+        """Of a text that may be too long, which is then told by its beginning."""
+        self.check_room(self._lengths.beginning(text), 1, "prompt", "at least ")
+        return list(self.tokenizer(text)["input_ids"])
 
     def _chat(self, messages: Sequence[Message]) -> list[int]:
         if not self.tokenizer.chat_template:
@@ -76,11 +74,12 @@ class Prompts:
             for message in messages
         ]
         try:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            put = render_chat(self.tokenizer, plain)
         except Exception as error:  # a template raises what it likes, mostly about the order of roles
             raise bad(f"the chat template does not take these messages: {error}", "messages") from error
-        self._refuse_long(text, "messages")
-        return self._tokens(text, "messages", add_special_tokens=False)
+        self._refuse_long(put.text, "messages")
+        self.check_room(self._lengths.beginning(put.text), 1, "messages", "at least ")
+        return put.encode(self.tokenizer)
 
     def _checked_ids(self, ids: Sequence[int]) -> list[int]:
         wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)

@@ -58,7 +58,7 @@ class Crowd:
 
 
 class PartedConnection(h11.Connection):
-    """h11's connection, with a bound on the pieces of a body."""
+    """h11's connection, with a bound on the pieces of a body, and one way to say where it ends."""
 
     def __init__(self, most_parts: int):
         super().__init__(h11.SERVER, HEADER_BYTES)
@@ -68,6 +68,10 @@ class PartedConnection(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._parts = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError(
+                    "a body has a length or comes in chunks, not both"
+                )  # or two servers read two requests
         elif isinstance(event, h11.Data):
             self._parts += 1
             if self._parts > self._most:
@@ -131,7 +135,10 @@ class BoundedProtocol(H11Protocol):
         self.crowd.note("what came was not HTTP")
         parts = self.crowd.limits.body_parts
         self.refuse(
-            bad(f"expected HTTP/1.1, a header of at most {HEADER_BYTES} bytes, a body in at most {parts} pieces")
+            bad(
+                f"expected HTTP/1.1, a header of at most {HEADER_BYTES} bytes, and a body in at most {parts} pieces, "
+                "with either Content-Length or Transfer-Encoding"
+            )
         )
 
     def _watch(self) -> None:

@@ -80,14 +80,9 @@ class Reply:
                 voice: [(self.text_of(i), rounded(p)) for i, p in zip(ids, logps, strict=True)]
                 for voice, (ids, logps) in zip(voices, tops, strict=True)
             },
-            resting=self._resting(seen["writer"]),
             **(self._weighed(seen) if "evidence" in seen else {}),
             belief=self._believed(seen["law"]) if "law" in seen else None,
         )
-
-    def _resting(self, writer: int) -> list[str] | None:
-        """Name the members that rested while that one wrote."""
-        return None if writer < 0 else [name for name in self.members if name != self.members[writer]]
 
     def _weighed(self, seen: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -18,16 +18,17 @@ from pydantic import (
     StrictBool,
     StrictInt,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from .voices import MOST_TOP
+from .targets import MOST_TOP
 
 LARGEST_SEED = 2**63 - 1
 MOST_CHOICES = 128  # that OpenAI's API has; a server allows fewer
 ABSENT = frozenset(  # parameters of OpenAI's that are taken only with the value that asks for nothing
-    ("logit_bias", "best_of", "suffix", "tools")
+    ("logit_bias", "best_of", "suffix")
 )
 MOST_KEYS = 64  # of an object: a body has room for many thousands, and each that is wrong would be reported
 
@@ -79,7 +80,7 @@ class Strict(BaseModel):
 
 
 class Extension(Strict):
-    """Ours: who speaks in this request, and whether every token is traced."""
+    """Ours: what is mixed in this request, and whether every token is traced."""
 
     rule: Words | None = None
     weights: Annotated[Named[Words], Field(max_length=MOST_KEYS)] | None = None
@@ -200,7 +201,18 @@ class ChatRequest(Generation):
     logprobs: StrictBool | None = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tools: Annotated[Any, Field(json_schema_extra={"enum": [None, []]})] = None
+    functions: Annotated[Any, Field(json_schema_extra={"enum": [None, []]})] = None
+    tool_choice: Annotated[Any, Field(json_schema_extra={"enum": [None, "none"]})] = None
+    function_call: Annotated[Any, Field(json_schema_extra={"enum": [None, "none"]})] = None
+    parallel_tool_calls: StrictBool | None = None
+
+    @field_validator("tools", "tool_choice", "functions", "function_call")
+    @classmethod
+    def _no_tools(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and value != ([] if info.field_name in ("tools", "functions") else "none"):
+            raise ValueError("this server calls no tools: it writes text. Leave it out")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod

@@ -35,7 +35,7 @@ from .replies import ChatReply, CompletionReply, as_event
 from .scheduler import Scheduler
 from .schema import ChatRequest, CompletionRequest, Generation
 from .settings import Settings
-from .voices import NamedVoice, Speakers, top
+from .targets import Target, Targets, top
 
 NARROWEST = 1e-9  # a top_p below this leaves the likeliest token
 
@@ -65,22 +65,22 @@ class Service:
         self.tokenizer = tokenizer_of(model)
         if unused := unusual_settings(model):
             log.warning("the generation config sets %s, which this server does not know", ", ".join(unused))
-        self.speakers, self.metrics = Speakers(model, name), Metrics()
-        self.engine = _engine(model, settings, self.speakers.window)
-        self.prepared = make_ready(self.engine, self.speakers)
+        self.targets, self.metrics = Targets(model, name), Metrics()
+        self.engine = _engine(model, settings)
+        self.prepared = make_ready(self.engine, self.targets)
         self.scheduler = Scheduler(self.engine, settings.queue, self._ended)
         choices = min(settings.choices, self.scheduler.room)
         self.prompts = Prompts(self.tokenizer, self.engine.context, model.config.vocab_size, choices)
 
     def models(self) -> Models:
-        return Models(data=[self.about(name) for name in self.speakers.names])
+        return Models(data=[self.about(name) for name in self.targets.names])
 
     def about(self, name: str) -> Model:
-        speaker, config = self.speakers.find(name), self.model.config
-        if name in self.speakers.members:
-            return Model(id=speaker.model, created=self.created, tessellm=ModelAbout(kind="member"))
+        target, config = self.targets.find(name), self.model.config
+        if name in self.targets.members:
+            return Model(id=target.model, created=self.created, tessellm=ModelAbout(kind="member"))
         weights = (None, *config.weights)
-        ids = zip(config.member_names, self.speakers.members, weights, strict=True)
+        ids = zip(config.member_names, self.targets.members, weights, strict=True)
         members = [
             ModelMember(name=each, model=id_, weight=weight, colour=colour(number), line=line_style(number))
             for number, (each, id_, weight) in enumerate(ids)
@@ -88,30 +88,30 @@ class Service:
         about = ModelAbout(
             kind="composition",
             rule=config.rule["name"],
-            rules=list(RULES),
-            summaries={rule: entry.summary for rule, entry in RULES.items()},
+            rules=self.targets.rules,
+            summaries={rule: RULES[rule].summary for rule in self.targets.rules if rule in RULES},
             chat=bool(self.tokenizer.chat_template),
             members=members,
         )
         return Model(id=name, created=self.created, tessellm=about)
 
     async def complete(self, asked: CompletionRequest) -> Running:
-        speaker = self._speaker(asked)
+        target = self._target(asked)
         reply = CompletionReply(
             self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace
         )
         with self.scheduler.place(self.prompts.count(asked)):
             rows = await self.prompts.of_completion(asked)
             reply.echoed = self._texts(asked, rows) if asked.echo else ()
-            return self._start(asked, speaker, reply, rows, asked.max_tokens, 16, "prompt")
+            return self._start(asked, target, reply, rows, asked.max_tokens, 16, "prompt")
 
     async def chat(self, asked: ChatRequest) -> Running:
-        speaker = self._speaker(asked)
+        target = self._target(asked)
         reply = ChatReply(self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace)
         wanted = asked.max_completion_tokens or asked.max_tokens
         with self.scheduler.place(self.prompts.count(asked)):
             rows = await self.prompts.of_chat(asked)
-            return self._start(asked, speaker, reply, rows, wanted, self.engine.context, "messages")
+            return self._start(asked, target, reply, rows, wanted, self.engine.context, "messages")
 
     def _texts(self, asked: CompletionRequest, rows: Sequence[list[int]]) -> list[str]:
         """Return the prompt of each choice: as it came, or its ids as text."""
@@ -119,13 +119,13 @@ class Service:
         texts = [prompt if isinstance(prompt, str) else str(self.tokenizer.decode(row)) for prompt, row in pairs]
         return [text for text in texts for _ in range(asked.n or 1)]
 
-    def _speaker(self, asked: Generation) -> NamedVoice:
-        return self.speakers.find(asked.model, asked.extension.rule, asked.extension.weights)
+    def _target(self, asked: Generation) -> Target:
+        return self.targets.find(asked.model, asked.extension.rule, asked.extension.weights)
 
     def _start(
         self,
         asked: Generation,
-        speaker: NamedVoice,
+        target: Target,
         reply: Any,
         rows: Sequence[list[int]],
         wanted: int | None,
@@ -133,21 +133,24 @@ class Service:
         param: str,
     ) -> Running:
         seed = secrets.randbits(38) if asked.seed is None else asked.seed
-        observer = speaker.trace if reply.trace else top if reply.top else None
+        observer = target.trace if reply.trace else top if reply.top else None
         requests: list[Ordered] = []
         for row in rows:  # one list for all choices of a prompt
             room = self.engine.context - len(row)
             self.prompts.check_room(len(row), wanted or 1, param)
             for _ in range(asked.n or 1):
                 sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
-                request = self._checked(Request(row, sampling, speaker.voice, observer))
+                request = self._checked(Request(row, sampling, target.experts, observer, reply.trace))
                 requests.append((request, stop_finder(self.tokenizer, asked.stops, row)))
         jobs = self.scheduler.submit(requests, self.settings.seconds)
         if self.settings.log_prompts:
             log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row in rows])
         choices = [
             RunningChoice(
-                job, TextStream(self.tokenizer, asked.stops, job.request.prompt), speaker.ends, self.settings.seconds
+                job,
+                TextStream(self.tokenizer, asked.stops, job.request.prompt),
+                self.engine.ends,
+                self.settings.seconds,
             )
             for job in jobs
         ]
@@ -197,17 +200,17 @@ class Service:
         )  # fmt: skip
 
 
-def _engine(model: ComposedForCausalLM, settings: Settings, window: int) -> Engine:
+def _engine(model: ComposedForCausalLM, settings: Settings) -> Engine:
     """The fast path; members as they are where that was asked for, or where the fast path does not know them."""
     plan = plan_slots(model, settings.slots, settings.context)
     log.info("%s", plan)
     if not settings.plain:
         try:
-            return Engine(model, plan.slots, plan.context, speculation=settings.speculation, window=window)
+            return Engine(model, plan.slots, plan.context, speculation=settings.speculation)
         except FastPathError as error:
             log.warning("%s", error)
             log.warning("serving members as they are: slower, and one sequence after another")
-    return Engine(model, plan.slots, plan.context, window=window, plain=True)
+    return Engine(model, plan.slots, plan.context, plain=True)
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:

@@ -7,7 +7,7 @@ import math
 import socket
 from dataclasses import dataclass
 
-from ..decoding.speculation.who import NOBODY, Speculation
+from ..decoding.speculation import Speculation
 from ..errors import RecipeError
 
 PARTING = 10  # seconds to tell clients that their time is over
@@ -31,7 +31,7 @@ class Settings:
     choices: int = 16  # prompts times n, in one request
     log_prompts: bool = False
     plain: bool = False  # run members as they are, though the fast path may know them
-    speculate: str | None = None  # belief, belief:N or none; None: members rest where that pays
+    speculate: str | None = None  # lookup or none
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
@@ -40,11 +40,8 @@ class Settings:
         for name in ("seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"expected a positive number for {name}; got {getattr(self, name)}")
-        if (who := self.speculation) and not (who.by_belief or who == NOBODY):
-            raise RecipeError(
-                f"expected belief, belief:N or none for speculate; got {self.speculate!r}. Others draft for texts "
-                "without traces, voices and penalties: tessellm generate"
-            )
+        if self.speculate not in (None, "lookup", "none"):
+            raise RecipeError(f"expected lookup or none for speculate; got {self.speculate!r}")
         if self.queue < 0:
             raise RecipeError(f"expected at least 0 for queue; got {self.queue}")
         if self.api_key is not None and not self.api_key.strip():

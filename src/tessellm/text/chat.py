@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PromptError
+from ..vocabulary.chats import RenderedChat, render_chat
 
 
 @dataclass(frozen=True)
@@ -14,14 +15,14 @@ class Chat:
 
     system: str | None = None
 
-    def put(self, tokenizer: Any, prompt: str) -> str:
-        """Return the text up to where the answer begins; the template writes special tokens itself."""
+    def put(self, tokenizer: Any, prompt: str) -> RenderedChat:
+        """Return the chat up to where the answer begins; the template writes special tokens itself."""
         if not tokenizer.chat_template:
             raise PromptError("no member has a chat template; leave out --chat and --system")
         turns = [{"role": "system", "content": self.system}] if self.system is not None else []
         turns.append({"role": "user", "content": prompt})
         try:
-            return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            return render_chat(tokenizer, turns)
         except Exception as error:  # a template raises what it likes
             instead = "say --no-chat" if self.system is None else "leave out --system"
             raise PromptError(

@@ -11,7 +11,6 @@ import torch
 
 from ..decoding.engine import Engine
 from ..decoding.speculation import Speculation
-from ..decoding.speculation.who import NOBODY
 from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
 from .engines import engine_for
@@ -52,13 +51,11 @@ def generate_rows(
     speculate: str | None = None,
 ) -> Iterator[WrittenRow]:
     """Continue every prompt, in order. By the fast path; by the reference if `engine` is "reference" or the fast path
-    cannot run this composition; then `note` is told why. `speculate` says who drafts: "lookup", "member:NAME",
-    "belief", or "none"."""
+    cannot run this composition; then `note` is told why. `speculate` says where drafts come from: "lookup" or
+    "none"."""
     speculation = Speculation(speculate) if speculate is not None else None
-    if speculation is not None:
-        speculation.check(model)
-        if engine == "reference" and speculation != NOBODY:
-            raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
+    if speculation is not None and speculation.drafts and engine == "reference":
+        raise EngineError("the reference decodes without drafts: leave out --speculate or --engine reference")
     rows, options = encode_prompts(model, prompts, options)
     streamer = None
     if stream is not None:

@@ -51,6 +51,26 @@ class SkillText(NamedTuple):
     skill: str
 
 
+class LabelledPrompt(NamedTuple):
+    """A prompt, and the member that should answer it where the file says so."""
+
+    prompt: str
+    label: str | None = None
+    where: str = ""
+
+
+def read_labelled(path: Path) -> list[LabelledPrompt]:
+    """Read prompts as `read_texts` does; an entry may have the key skill or label."""
+    return [
+        LabelledPrompt(
+            _text_of(entry, "prompt", where),
+            _part(entry, "label", where) or _part(entry, "skill", where) or None,
+            where,
+        )
+        for where, entry in _entries(path)
+    ]
+
+
 def read_examples(paths: Sequence[Path]) -> list[SkillText]:
     """Read texts with their prompts. A text's skill is what it says itself; else its file's name, of several files."""
     found = [

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import PromptError
 from ..model import ComposedForCausalLM
 from ..model.room import check_room
-from ..rules.belief import Belief
+from ..rules import Mixture
 from .chat import Chat
 from .lengths import tokens_of_beginning
 from .options import TextOptions
@@ -22,20 +22,24 @@ def tokenizer_of(model: ComposedForCausalLM) -> Any:
 
 
 def expects_chat(model: ComposedForCausalLM, prompts: Sequence[str]) -> bool:
-    """Whether prompts should go through the chat template: the rule `belief` asks who answers where the template begins
-    an answer, none of them is empty, and in none is a token of the template's own."""
+    """Whether prompts should go through the chat template: the rule `mixture` routes where the template begins an
+    answer, none of them is empty, and in none is a token of the template's own."""
     tokenizer = tokenizer_of(model)
-    if model.rule.name != Belief.name or not tokenizer.chat_template or not all(prompts):
+    if model.rule.name != Mixture.name or not tokenizer.chat_template or not all(prompts):
         return False
     return not any(token in prompt for prompt in prompts for token in tokenizer.all_special_tokens)
 
 
 def encode(model: ComposedForCausalLM, text: str, what: str, special: bool = True) -> list[int]:
-    """Tokenise a text. One that is far too long is refused by its beginning: tokenising megabytes takes minutes."""
-    tokenizer, limit = tokenizer_of(model), model.config.max_position_embeddings
-    if limit:
-        check_room(tokens_of_beginning(tokenizer, limit, text), 0, limit, what, about="at least ")
-    return tokenizer(text, add_special_tokens=special)["input_ids"]
+    """Tokenise a text."""
+    check_length(model, text, what)
+    return tokenizer_of(model)(text, add_special_tokens=special)["input_ids"]
+
+
+def check_length(model: ComposedForCausalLM, text: str, what: str) -> None:
+    """Refuse a text that is far too long by its beginning: tokenising megabytes takes minutes."""
+    if limit := model.config.max_position_embeddings:
+        check_room(tokens_of_beginning(tokenizer_of(model), limit, text), 0, limit, what, about="at least ")
 
 
 def encode_prompt(
@@ -45,8 +49,9 @@ def encode_prompt(
     of its own: one that begins with spaces must not run into the template's last newline."""
     if chat is None:
         return encode(model, prompt + text, what)
-    asked = encode(model, chat.put(tokenizer_of(model), prompt), what, special=False)
-    return [*asked, *encode(model, text, what, special=False)]
+    put = chat.put(tokenizer_of(model), prompt)
+    check_length(model, put.text, what)
+    return [*put.encode(tokenizer_of(model)), *encode(model, text, what, special=False)]
 
 
 def encode_examples(

@@ -7,8 +7,9 @@ only where a composition is loaded.
     members.py    one inner vLLM model a member; members that are LoRA adapters are rows of their base's batch
     lora.py       an adapter's matrices on the base's linear layers, sharded as those are
     model.py      ServedComposition: members, vocabulary, rule
-    memory.py     the members' last hidden states, kept in the engine's own paged cache
-    state.py      what a rule remembers, a request; rebuilt from that cache whenever it is not there
+    tap.py        the stored router, and the energies that it reads from the base's layers
+    memory.py     the members' last hidden states and the energies, kept in the engine's own paged cache
+    state.py      what `mixture` remembers, a request; rebuilt from that cache whenever it is not there
     server.py     `tessellm serve --engine vllm`
     versions.py   which vLLM this is written for
 """

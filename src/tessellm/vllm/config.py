@@ -15,14 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .. import model as reference
 from ..checkpoint import read_own_tensors, saved_alignment, saved_members, saved_spec
+from ..checkpoint.reader import ROUTER
 from ..compose import check_termination, rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
 from ..members import Loading
 from ..members.sources import Source, check_files, find
-from ..rules import RULES, ComposedRule
+from ..rules import ComposedRule, Mixture, Product
 from .versions import check_version
 
 logger = logging.getLogger("vllm.tessellm")
+RULES = (Product.name, Mixture.name)
 
 
 class SizedConfig(reference.ComposedConfig):
@@ -60,7 +62,10 @@ def set_sizes(config: reference.ComposedConfig, folder: Path) -> None:
     configs = member_configs(config, places)
     check_vocabulary(config, configs, folder)
     check_heads(configs)
-    make_rule(config)
+    if make_rule(config).routed is not None and not has_router(config, folder) and config.routing.get("enabled", True):
+        logger.warning(
+            "%s holds no %s, so all prompts have one prior. Where that is not meant, compose again", folder, ROUTER
+        )
     texts = [member.get_text_config(decoder=True) for member in configs.values()]
     heads = [text.num_attention_heads for text in texts]
     config.folder = str(folder)
@@ -152,14 +157,21 @@ def check_vocabulary(config: reference.ComposedConfig, configs: Mapping[str, Pre
 
 
 def make_rule(config: reference.ComposedConfig) -> ComposedRule:
-    """The rule as it runs, or a refusal that names those that can be served."""
+    """The rule as it runs, or a refusal that says what can be served."""
     name = config.rule["name"]
     if name not in RULES:
-        raise RecipeError(f"the rule {name!r} cannot be served by vLLM. Known: {', '.join(RULES)}")
-    rule_entry(config.rule)
-    check_termination(config.termination)
+        raise RecipeError(
+            f"the rule {name!r} cannot be served by vLLM, which runs {' and '.join(RULES)}. Leave out --engine vllm, "
+            f"or compose with rule: {Product.name}"
+        )
+    check_termination(config.termination, rule_entry(config.rule))
     ends = [member["end_ids"] for member in config.members]
     return ComposedRule.make(config.rule, config.weights, ends, config.termination)
+
+
+def has_router(config: reference.ComposedConfig, folder: Path) -> bool:
+    """Whether the composition's prior comes from a router, which needs `enforce_eager`."""
+    return make_rule(config).routed is not None and (folder / ROUTER).is_file()
 
 
 class EngineLimits:
@@ -187,11 +199,17 @@ class EngineLimits:
             )
         if vllm_config.parallel_config.decode_context_parallel_size > 1:
             raise RecipeError("a composition cannot use --decode-context-parallel-size; use tensor parallelism")
-        rule = make_rule(vllm_config.model_config.hf_config)
-        if rule.window and vllm_config.kv_transfer_config is not None:
+        config = vllm_config.model_config.hf_config
+        if has_router(config, Path(config.folder)) and not vllm_config.model_config.enforce_eager:
+            raise RecipeError(
+                "a composition with a router cannot be compiled by vLLM: the router reads what the base's layers are "
+                f"given. Give --enforce-eager (enforce_eager=True), or compose with rule: {Product.name}"
+            )
+        rule = make_rule(config)
+        if rule.routed is not None and vllm_config.kv_transfer_config is not None:
             raise RecipeError(
                 f"the rule {rule.name!r} has state, which is not sent along with a cache. Leave out "
-                "--kv-transfer-config, or compose with a rule without state, such as product"
+                f"--kv-transfer-config, or compose with rule: {Product.name}"
             )
         scheduler = vllm_config.scheduler_config
         if scheduler.disable_hybrid_kv_cache_manager is None:

@@ -76,7 +76,7 @@ def read_adapter(source: Source, name: str) -> Adapter | None:
 def fits(model: nn.Module, adapter: Adapter) -> bool:
     """Whether every module that the adapter changes is a linear layer of this model."""
     modules = dict(model.named_modules())
-    return all(isinstance(modules.get(_place(model, name)[0]), LinearBase) for name in adapter.deltas)
+    return all(isinstance(modules.get(place(model, name)[0]), LinearBase) for name in adapter.deltas)
 
 
 def attach(model: nn.Module, adapters: Sequence[Adapter | None]) -> None:
@@ -84,14 +84,14 @@ def attach(model: nn.Module, adapters: Sequence[Adapter | None]) -> None:
     parts: dict[str, list[dict[Any, tuple[Tensor, Tensor]]]] = defaultdict(lambda: [{} for _ in adapters])
     for number, adapter in enumerate(adapters):
         for name, delta in (adapter.deltas if adapter else {}).items():
-            path, shard = _place(model, name)
+            path, shard = place(model, name)
             parts[path][number][shard] = delta
     for path, member_parts in parts.items():
         layer: Any = model.get_submodule(path)
         layer.quant_method = AdaptedLinear(layer, member_parts)
 
 
-def _place(model: Any, name: str) -> tuple[str, Any]:
+def place(model: Any, name: str) -> tuple[str, Any]:
     """Where vLLM keeps a module of Hugging Face's: the layer's path, and which part of a fused layer it is."""
     parent, _, leaf = name.rpartition(".")
     for fused, leaves in getattr(model, "packed_modules_mapping", {}).items():

@@ -17,13 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint import read_own_tensors, saved_alignment
+from ..checkpoint.reader import ROUTER
+from ..members import Loading, load_tokenizer
 from ..members.sources import weight_files
+from ..model.transcript import Routing
+from ..routing import ChatMarks
 from ..rules import working_dtype
-from .config import composition_folder, logger, make_rule, member_configs, member_sources
+from .config import composition_folder, has_router, logger, make_rule, member_configs, member_sources
 from .lora import Adapter, read_adapter
 from .members import InnerMember, merged_checkpoint
 from .memory import Memory
 from .state import States
+from .tap import Tap, stored_router
 
 
 class ServedComposition(nn.Module):
@@ -49,11 +54,18 @@ class ServedComposition(nn.Module):
         self.order_M = [order.index(name) for name in names]  # adapters run with the base, before full experts
         self.memory: Memory | None = None
         self.states: States | None = None
-        if self.rule.window:
-            self.memory = Memory(vllm_config, sum(self.sizes))
+        self.tap: Tap | None = None
+        if self.rule.routed is not None:
+            tokenizer = load_tokenizer(folder, Loading())
+            router = None
+            if has_router(self.config, folder):
+                router = stored_router(folder / ROUTER, self.places["base"], configs["base"], tokenizer)
+                self.tap = Tap(router, base)
+            routing = Routing(self.rule.routed, names, router, ChatMarks.of(tokenizer))
+            self.memory = Memory(vllm_config, sum(self.sizes), self.tap.shape if self.tap else (0, 0))
             requests = vllm_config.scheduler_config.max_num_seqs
             row_elements = len(names) * self.config.vocab_size
-            self.states = States(self.rule, self.memory, requests, row_elements, self.member_logprobs)
+            self.states = States(routing, self.memory, requests, row_elements, self.member_logprobs)
         self.output_TH = torch.tensor([])
 
     @property
@@ -89,7 +101,7 @@ class ServedComposition(nn.Module):
             hidden += member(ids_M, positions)
         self.output_TH = torch.cat(hidden, -1)
         if self.memory is not None:
-            self.memory(self.output_TH, input_ids)
+            self.memory(self.output_TH, input_ids, self.tap.take() if self.tap is not None else None)
         return self.output_TH
 
     def member_logprobs(self, hidden_NH: Tensor) -> Tensor | None:

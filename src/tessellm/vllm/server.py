@@ -11,26 +11,30 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ..errors import EngineError, MemberError, require
+from ..recipe import find_recipe
 from ..serve.server import bound
 from ..serve.settings import Settings
 
-REQUESTS = 128  # at once, unless the user says otherwise: a rule with state keeps a row of every member for each
+REQUESTS = 128  # at once, unless the user says otherwise: a mixture keeps rows of log-probabilities for each
 
 
-def arguments(folder: Path, host: str, port: int, extra: Sequence[str]) -> list[str]:
+def arguments(folder: Path, host: str, port: int, extra: Sequence[str], eager: bool = False) -> list[str]:
     """vLLM's command line; what the user gave comes last, and so counts."""
     own = ["--model", str(folder), "--served-model-name", folder.name, "--host", host, "--port", str(port)]
     given = {argument.split("=")[0].replace("_", "-") for argument in extra}
     if not given & {"--max-num-seqs"}:
         own += ["--max-num-seqs", str(REQUESTS)]
+    if eager and not given & {"--enforce-eager", "--no-enforce-eager"}:
+        own += ["--enforce-eager"]
     return [*own, *extra]
 
 
 def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str | None = None) -> None:
     """Check the composition, then become vLLM's server."""
-    if Path(model).suffix in (".yaml", ".yml", ".json"):
+    if found := find_recipe(model):
+        what = "a folder of adapters" if found.adapters else "a recipe"
         raise MemberError(
-            f"vLLM serves a composition's folder, and {model} is a recipe. Make one first: tessellm compose {model} "
+            f"vLLM serves a composition's folder, and {model} is {what}. Make one first: tessellm compose {model} "
             "-o FOLDER"
         )
     check_block_size(extra)
@@ -42,14 +46,15 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
         os.environ["VLLM_API_KEY"] = settings.api_key.strip()  # arguments can be read by everyone on the machine
     from ..checkpoint import read_config
     from . import register
-    from .config import composition_folder, set_sizes
+    from .config import composition_folder, has_router, set_sizes
 
     folder = composition_folder(model)
-    set_sizes(read_config(folder), folder)
+    config = read_config(folder)
+    set_sizes(config, folder)
     register()
     from vllm.entrypoints.launchers.api_server.entry import main
 
-    sys.argv = ["tessellm serve --engine vllm", *arguments(folder, host, port, extra)]
+    sys.argv = ["tessellm serve --engine vllm", *arguments(folder, host, port, extra, has_router(config, folder))]
     try:
         main()
     except ValueError as error:  # what its options are checked with, pydantic's too; later errors have other types

@@ -30,7 +30,7 @@ def choose_chat_template(known: Sequence[Speaker]) -> tuple[str | None, str]:
     if name is None:
         return None, "No member has a chat template."
     others = [s for s in known if templates[s.name] not in (None, templates[name])]
-    unused = f"; {listed(others)} would use another" if others else ""
+    unused = f"; not used: that of {listed(others)}" if others else ""
     return templates[name], f"The chat template is that of {name!r}{unused}."
 
 

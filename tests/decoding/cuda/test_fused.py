@@ -124,7 +124,7 @@ def test_cells_in_splits_that_are_no_whole_blocks() -> None:
     """More cells than the most splits of a block each: of 96 cells here, in half precision read in blocks of 64."""
     settings = {"num_key_value_heads": 1, "max_position_embeddings": 2600, "num_hidden_layers": 1}
     base = build_model("llama", **SIZES, **settings).half()
-    composed = tessellm.compose(base, {"e1": perturbed(base, 1)})
+    composed = tessellm.compose(base, {"e1": perturbed(base, 1)}, rule="product")
     group, fused = grouped(composed, 1, 2600)
     feed(group, [2500])
     found = fused(torch.tensor([[[5]], [[5]]]), torch.tensor([[2500]]), 2600)
@@ -170,7 +170,7 @@ def test_members_that_share_weights_have_biases_of_their_own() -> None:
     other = share(base)
     for layer in other.model.layers:
         layer.self_attn.v_proj.bias = torch.nn.Parameter(torch.randn(32))
-    composed = tessellm.compose(base, {"e1": other})
+    composed = tessellm.compose(base, {"e1": other}, rule="product")
     group, fused = grouped(composed, 2, 50)
     feed(group, [9, 4])
     token_BT, position_BT = torch.tensor([[5], [6]]), torch.tensor([[9], [4]])
@@ -265,7 +265,7 @@ def test_speculation_on_fused_passes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FusedDecoder, "__call__", counting)
     with stacking():
-        engine = drafting(composed, 2, "member:e2", 2)
+        engine = drafting(composed, 2, 2)
     found = engine.generate(prompts, asked)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert max(passes) > 1

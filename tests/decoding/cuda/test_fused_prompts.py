@@ -93,7 +93,7 @@ def test_half_precision_reads_the_same(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_products_with_deltas_in_large_blocks(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all members in blocks of 128, part of the last one; gate and up, and their reader."""
-    from tessellm.bench.models import with_deltas
+    from random_models import with_deltas
 
     from conftest import build_model
 
@@ -119,7 +119,7 @@ def test_products_with_deltas_in_large_blocks(large: bool, monkeypatch: pytest.M
     torch.testing.assert_close(multiply(down, found), wanted, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize(("kind", "rule"), [("gemma2", "product"), ("adapters", "belief")])
+@pytest.mark.parametrize(("kind", "rule"), [("gemma2", "product"), ("adapters", "mixture")])
 def test_an_engine_reads_prompts_by_the_kernels(
     kind: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +132,9 @@ def test_an_engine_reads_prompts_by_the_kernels(
     monkeypatch.setattr(groups, "_fused", fuse)
     with stacking():
         engine = Engine(composed, slots=2)
-    engine.schedule.chunk = 8
+    engine.controller.chunk = 8
     calls: list[Any] = []
-    (group,) = engine.steps.work.groups
+    (group,) = engine.executor.groups
     monkeypatch.setattr(group.module, "forward", lambda *given, **named: calls.append(named))
     found = engine.generate(given, asked)
     assert [r.tokens for r in found] == [r.tokens for r in expected]

@@ -1,100 +1,70 @@
-"""A mixture's kernels say what the rule says. They run here in Triton's interpreter, on the CPU."""
+"""The kernels that mix say what the operations say. They run here in Triton's interpreter, on the CPU."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
-from tessellm.decoding.buffers import row_bucket
-from tessellm.decoding.cuda import compiled_rule, mixture
-from tessellm.rules import ComposedRule
-from tessellm.rules.belief import Belief
+from tessellm.decoding.cuda import mixture
+from tessellm.decoding.cuda.passes import Mixed
 
-from mixture_cases import HABITS, Case
-
-COMPILE = torch.compile
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # −∞ − −∞, which is not used
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few pieces of a vocabulary, and of few tokens; the belief is not compiled."""
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pieces of a vocabulary, and of few tokens."""
     for name, value in (("PIECES", ((8, 4), (64, 2))), ("FEW_PIECES", 1), ("BLOCK", 64), ("MEMBER_BLOCK", 64)):
         monkeypatch.setattr(mixture, name, value)
-    monkeypatch.setattr(compiled_rule.torch, "compile", lambda function, **given: function)
-    compiled_rule._shared.cache_clear()
-    yield
-    compiled_rule._shared.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("members", "vocabulary", "texts", "calibrated", "prompt"),
-    [(2, 40, 1, True, 35), (3, 110, 2, True, 14), (9, 40, 1, False, 4)],
-)
-@torch.inference_mode()
-def test_says_what_the_rule_says(members: int, vocabulary: int, texts: int, calibrated: bool, prompt: int) -> None:
-    """Of prompts longer than a block, padded ones and short ones, steps, and drafts."""
-    case = Case(members, vocabulary, texts, "cpu", calibrated)
-    state = case.read(prompt)
-    case.step(state)
-    case.step(state, impossible=True)
-    case.judge(state, 6)
+def case(members: int, rows: int, vocabulary: int, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Logits, log π with components left out, and how often members count: lone ones, Eq. 2, weights of both signs."""
+    draw = torch.Generator().manual_seed(seed)
+    x_MBV = 3 * torch.randn(members, rows, vocabulary, generator=draw)
+    prior_BL = torch.rand(rows, members + 1, generator=draw) * (torch.rand(rows, members + 1, generator=draw) < 0.6)
+    prior_BL[0] = 0
+    prior_BL[0, 1] = 1.0  # a lone expert
+    prior_BL[1:, -1] += 0.3
+    weight_BK = torch.tensor([1.0, 0.5, -0.4, 0.0])[torch.randint(4, (rows, members - 1), generator=draw)]
+    count_BM = torch.cat([1 - weight_BK.sum(1, keepdim=True), weight_BK], 1)
+    return list(x_MBV[:, :, None]), (prior_BL / prior_BL.sum(-1, keepdim=True)).log(), count_BM
 
 
-@pytest.mark.parametrize(("value", "member"), [(torch.nan, 0), (torch.inf, 1)])
-@torch.inference_mode()
-def test_members_that_compute_no_number_are_told(value: float, member: int) -> None:
-    case = Case(3, 40, 2, "cpu")
-    case.broken(case.read(4), value, member)
+@pytest.mark.parametrize(("members", "rows", "vocabulary"), [(2, 1, 70), (3, 5, 300), (6, 9, 130), (9, 70, 65)])
+@pytest.mark.parametrize("impossible", [False, True])
+def test_mixing(members: int, rows: int, vocabulary: int, impossible: bool) -> None:
+    logits_M, log_pi_BL, count_BM = case(members, rows, vocabulary, members)
+    if impossible:  # for an expert, and for the base
+        logits_M[1][:, :, 5:9] = logits_M[0][:, :, 7:12] = -torch.inf
+    wanted = Mixed(logits_M, log_pi_BL, count_BM)
+    found = mixture.KernelMixed(logits_M, log_pi_BL, count_BM)
+    loose = 1e-2 if impossible else 1e-4  # sums over impossible tokens are of 10⁵
+    torch.testing.assert_close(found.logp_BV, wanted.logp_BV, atol=loose, rtol=1e-3)
+    for one, other in zip(found.best(), wanted.best(), strict=True):
+        torch.testing.assert_close(one, other, atol=loose, rtol=1e-4)
+    token_B = torch.arange(rows) % 12 + 12
+    torch.testing.assert_close(found.loglik(token_B), wanted.loglik(token_B), atol=10 * loose, rtol=1e-3)
+    assert not found.nonfinite_BM.any()
 
 
-def test_nothing_possible_by_eq_2_is_said_by_the_base() -> None:
-    """Each of two experts allows only what the other forbids."""
-    case = Case(3, 60, 1, "cpu")
-    with torch.inference_mode():
-        state = case.read(4)
-        logits_M = case.logits(1)
-        logits_M[1][..., 30:] = logits_M[2][..., :30] = -torch.inf
-        token_11, mask_11 = case.tokens(1), torch.ones(1, 1, dtype=torch.bool)
-        wanted = compiled_rule.combine(case.rule, logits_M, token_11, mask_11, state)
-        found = case.mixture.combine(logits_M, token_11, mask_11, state)
-    torch.testing.assert_close(found[0], wanted[0], atol=1e-3, rtol=1e-4)
-    torch.testing.assert_close(found[2].pending_BLV[:, -1], logits_M[0][:, 0].log_softmax(-1))
-
-
-def test_which_rules_have_kernels() -> None:
-    plain = Belief([HABITS] * 2, turn=(3,))
-    assert ComposedRule(plain).mixture is plain
-    assert ComposedRule(plain, (1.0, 1.0)).mixture is plain
-    assert ComposedRule(plain, (1.0, 0.5)).mixture is None
-    assert ComposedRule(plain, None, ((1,), (), ()), "owner").mixture is None
-    assert ComposedRule(Belief([HABITS], styles=(2,))).mixture is None
-    assert ComposedRule.make("evidence").mixture is None
-
-
-@torch.inference_mode()
-def test_one_block_is_compiled_for_prompts_and_drafts_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as the compiler would be given it."""
-    monkeypatch.setattr(compiled_rule.torch, "compile", lambda function, **given: COMPILE(function, backend="eager"))
-    case = Case(2, 40, 1, "cpu")
-    before = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    for length in (33, 40):
-        state = case.read(length)
-    for width in (4, 9):
-        case.judge(state, width)
-    assert int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == before + 1
-    torch._dynamo.reset()
-
-
-def test_blocks_are_compiled_for_few_numbers_of_texts() -> None:
-    found: Any = {row_bucket(texts, few=True) for texts in range(1, 65)}
-    assert found == {1, 4, 16, 32, 64}
-    assert all(row_bucket(texts, few=True) >= texts for texts in range(1, 65))
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_of_a_member_that_is_left_out_changes_nothing(value: float) -> None:
+    logits_M, log_pi_BL, count_BM = case(3, 4, 100, 0)
+    plain = mixture.KernelMixed([logits.clone() for logits in logits_M], log_pi_BL, count_BM)
+    log_pi_BL[1] = torch.tensor([0.5, 0.5, 0.0, 0.0]).log()
+    log_pi_BL[2] = torch.tensor([0.5, 0.0, 0.5, 0.0]).log()
+    count_BM[1:3] = torch.tensor([1.0, 0.0, 0.0])
+    logits_M[2][1:3, 0, 3] = value
+    found, wanted = mixture.KernelMixed(logits_M, log_pi_BL, count_BM), Mixed(logits_M, log_pi_BL, count_BM)
+    assert found.best()[1].isnan().tolist() == [False, False, True, False]
+    assert wanted.best()[1].isnan().tolist() == [False, False, True, False]
+    assert torch.equal(found.nonfinite_BM, wanted.nonfinite_BM)
+    torch.testing.assert_close(found.best()[1][[0, 3]], plain.best()[1][[0, 3]])

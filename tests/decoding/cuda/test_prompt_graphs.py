@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tessellm.decoding.buffers import PromptRead
 from tessellm.decoding.cuda import prompt_graphs
 from tessellm.decoding.cuda.prompt_graphs import (
     NARROWEST,
@@ -22,32 +21,33 @@ from tessellm.decoding.cuda.prompt_graphs import (
     padding_rows,
     split_rows,
 )
+from tessellm.decoding.cuda.slot_buffers import Mixing
+from tessellm.decoding.cuda.slot_executor import SlotExecutor
 from tessellm.decoding.engine import Engine
 from tessellm.decoding.sampling import Sampling, TokenChoice
-from tessellm.decoding.steps import Steps
 
-from decoding_cases import composition, prompts, unexcused
+from captured_steps import over_slots
+from decoding_cases import composition, prompts
 
 
-class Cut(Steps):
+class Cut(SlotExecutor):
     """All prompts' ends in parts, each run as the graph would run it."""
 
-    def __init__(self, work: Any, context: int):
-        super().__init__(work, context)
-        self.prompts, self.shapes = PromptGraphs(work), set[tuple[int, int]]()
+    shapes: set[tuple[int, int]]
 
-    def prefill(
-        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, choice: TokenChoice, *others: Any
+    def read(
+        self, slots: Sequence[int], token_BT: Tensor, position_BT: Tensor, choice: TokenChoice, mixing: Mixing, *_: Any
     ) -> None:
         assert choice is not TokenChoice.NONE
+        prompts = PromptGraphs(self.work)
         for part in cut_into_buckets(slots, token_BT, position_BT):
-            self.prompts.put(part, self.on_device)
+            prompts.put(part, self.on_device)
             cells = min(self.context, bucket(part.stop))
-            self.prompts.feed(part.rows, part.width, PromptRead.BEGIN, cells, choice)
+            prompts.read(part.rows, part.width, mixing, cells, choice)
             self.shapes.add((part.rows, part.width))
 
 
-@pytest.mark.parametrize("rule", ["evidence", "product"])
+@pytest.mark.parametrize("rule", ["mixture", "product"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_padded_prompts_are_read_as_they_are(kind: str, rule: str, tmp_path: Path) -> None:
     """Greedy and sampled; longer and shorter than windows; and where a cache holds the beginning already."""
@@ -56,14 +56,13 @@ def test_padded_prompts_are_read_as_they_are(kind: str, rule: str, tmp_path: Pat
     given += [(given[3] * 88)[:88] + [7] * n for n in (5, 20)]
     asked = [Sampling(3 + n % 4, (0.0, 1.0)[n % 2], seed=n, ignore_end=True) for n in range(len(given))]
     for slots in (1, 7):
-        plain, engine = Engine(model, slots=slots), Engine(model, slots=slots)
-        engine.steps = steps = Cut(engine.steps.work, engine.context)
+        plain, engine = Engine(model, slots=slots), over_slots(Engine(model, slots=slots), Cut)
+        engine.executor.shapes = set()  # type: ignore[attr-defined]
         expected, found = plain.generate(given, asked), engine.generate(given, asked)
-        assert len(steps.shapes) > 2
+        assert len(engine.executor.shapes) > 2  # type: ignore[attr-defined]
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         for one, other in zip(found, expected, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert not unexcused(model, [r for r in found if not r.sampling.temperature])
     assert engine.prefixes.reused_tokens > 0
 
 
@@ -104,36 +103,34 @@ def test_pieces_hold_every_row_once_at_its_own_width() -> None:
 
 def test_padding_alone_changes_no_cell_of_a_slot(tmp_path: Path) -> None:
     """A graph may be captured while texts are written: their cells stay as they are."""
-    engine = Engine(composition("llama", tmp_path), slots=4)
+    engine = over_slots(Engine(composition("llama", tmp_path), slots=4))
     engine.generate(prompts(4, 30), Sampling(4))
-    passes = PromptGraphs(engine.steps.work)
-    (group,) = [g for g in engine.steps.work.groups if 0 in g.members]
+    passes = PromptGraphs(engine.executor.work)
+    (group,) = [g for g in engine.executor.groups if 0 in g.members]
     before = [buffer[:, :, :-1].clone() for buffer in group.cache.key_RHCD.values()]
     part = padding_rows(4, 40)
     with torch.inference_mode():
         passes.put(part, lambda part: part)
-        passes.feed(part.rows, part.width, PromptRead.BEGIN, 64, TokenChoice.GREEDY)
+        passes.read(part.rows, part.width, Mixing.RULE, 64, TokenChoice.GREEDY)
     after = [buffer[:, :, :-1] for buffer in group.cache.key_RHCD.values()]
     assert before
     assert all(map(torch.equal, before, after))
 
 
 def test_what_is_worth_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
-    assert seen.takes(padding_rows(4, 256), PromptRead.BEGIN)
-    assert not seen.takes(padding_rows(4, 257), PromptRead.BEGIN)
-    numbers = seen.work.row_numbers * (seen.work.voice.rule.window + 1)
-    monkeypatch.setattr(prompt_graphs, "MOST_NUMBERS", 2 * numbers)
-    assert seen.takes(padding_rows(2, 256), PromptRead.BEGIN)
-    assert not seen.takes(padding_rows(4, 256), PromptRead.BEGIN)
-    assert seen.takes(padding_rows(4, 256), PromptRead.NOTHING)  # nothing is read there but the last position
+    seen = PromptGraphs(over_slots(Engine(composition("llama", tmp_path), slots=4)).executor.work)
+    assert seen.takes(padding_rows(4, 256))
+    assert not seen.takes(padding_rows(4, 257))
+    monkeypatch.setattr(prompt_graphs, "MOST_NUMBERS", 2 * seen.work.row_numbers)
+    assert seen.takes(padding_rows(2, 256))
+    assert not seen.takes(padding_rows(4, 256))
     seen.turn_off()
-    assert not seen.takes(padding_rows(1, 1), PromptRead.BEGIN)
+    assert not seen.takes(padding_rows(1, 1))
 
 
 def test_a_shape_is_known_once_it_was_run(tmp_path: Path) -> None:
-    seen = PromptGraphs(Engine(composition("llama", tmp_path), slots=4).steps.work)
-    shapes = [(rows, 32, PromptRead.BEGIN, 256, TokenChoice.GREEDY) for rows in (2, 1)]
+    seen = PromptGraphs(over_slots(Engine(composition("llama", tmp_path), slots=4)).executor.work)
+    shapes = [(rows, 32, Mixing.RULE, 256, TokenChoice.GREEDY) for rows in (2, 1)]
     assert not seen.met(shapes)
     seen.note(shapes[:1])
     assert not seen.met(shapes)

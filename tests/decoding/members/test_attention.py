@@ -8,7 +8,8 @@ from torch import nn
 
 from tessellm.decoding.buffers import TokenBatch
 from tessellm.decoding.members import attention
-from tessellm.decoding.members.attention import SlotCache, SlotPass
+from tessellm.decoding.members.attention import SlotPass
+from tessellm.decoding.members.kv_cache import SlotCache
 
 TOKENS = 6
 
@@ -33,7 +34,7 @@ def passed(start: int, known: bool) -> SlotPass:
 def test_the_last_tokens_of_their_cells_need_no_mask(start: int, shared: int) -> None:
     query, key, value = pieces(start, shared)
     found = attention._continue(query, key, value, 0.3)
-    wanted, _ = attention.slot_attention(nn.Identity(), query, key, value, None, 0.3, slot_pass=passed(start, True))
+    wanted, _ = attention.slot_attention(nn.Identity(), query, key, value, None, 0.3, rows_pass=passed(start, True))
     torch.testing.assert_close(found, wanted)
 
 
@@ -44,10 +45,10 @@ def test_knowing_where_a_pass_starts_changes_nothing(start: int, window: int | N
     query, key, value = pieces(start, 2)
     found, wanted = (
         attention.slot_attention(
-            nn.Identity(), query, key, value, None, 0.3, softcap, window, slot_pass=passed(start, known)
+            nn.Identity(), query, key, value, None, 0.3, softcap, window, rows_pass=passed(start, known)
         )[0]
         for known in (True, False)
     )
     torch.testing.assert_close(found, wanted)
     if window is not None:
-        assert passed(start, True).first(window) == max(0, start - window + 1)
+        assert passed(start, True)._first(window) == max(0, start - window + 1)

@@ -71,7 +71,7 @@ def test_an_engine_of_such_layers_equals_the_reference(
     model = composition(kind, tmp_path)
     engine = Engine(model, slots=3)
     layers = [
-        layer for group in engine.steps.work.groups for layer in group.module.modules() if isinstance(layer, CpuLinear)
+        layer for group in engine.executor.groups for layer in group.module.modules() if isinstance(layer, CpuLinear)
     ]
     assert layers
     assert unexcused(model, engine.generate(prompts(7), Sampling(12, ignore_end=True))) == []

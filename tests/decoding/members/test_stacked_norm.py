@@ -8,6 +8,7 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from tessellm.decoding.members.segments import Segments
 from tessellm.decoding.members.stacked_norm import StackedNorm
 from tessellm.decoding.members.stacking import PerMember
 
@@ -22,9 +23,9 @@ def test_equals_the_members(kind: type[nn.Module], shape: tuple[int, ...], dtype
         norm.get_parameter("weight").normal_()
     assert StackedNorm.fits(norms)
     x = torch.randn(shape).to(dtype)
-    stacked = StackedNorm(norms)
+    stacked = StackedNorm(norms, Segments())
     for _ in range(2):
-        torch.testing.assert_close(stacked(x), PerMember(norms)(x), rtol=0, atol=0)
+        torch.testing.assert_close(stacked(x), PerMember(norms, Segments())(x), rtol=0, atol=0)
 
 
 def test_other_norms_are_left_apart() -> None:

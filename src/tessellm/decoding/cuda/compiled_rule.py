@@ -1,9 +1,8 @@
 """A composition's rule, compiled, which makes a few kernels of many small ones.
 
-A step is compiled for each number of rows, which it runs thousands of times. Prompts are read text by text in blocks of
-one length, which are compiled once; drafts token by token, by what was compiled for steps: they come in many shapes,
-and compiling for them would take minutes. A rule that cannot be compiled is called as it is. Rules that mix laws have
-kernels of their own (mixture.py).
+A step is compiled for each number of rows, which it runs thousands of times; drafts are judged token by token, by what
+was compiled for steps: they come in many shapes, and compiling for them would take minutes. A rule that cannot be
+compiled is called as it is.
 """
 
 from __future__ import annotations
@@ -21,21 +20,15 @@ from torch import Tensor
 from ...errors import first_line
 from ...rules import Rule
 from ...rules.sums import parts
-from ..passes import Combined, Decided, Logits, RuleRunner, combine
+from .passes import Decided, Logits, RuleRunner, combine
 
 log = logging.getLogger("tessellm.decoding")
 
 
-def decide_in_parts(rule: Rule, logits_M: Logits, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Decided:
+def decide_in_parts(rule: Rule, logits_M: Logits) -> Decided:
     """Choose the likeliest token as `decide` does; the compiler does not share out a search by itself."""
-    logp_BTV, broken_BM, state = combine(rule, logits_M, token_BT, mask_BT, state)
-    return *best(logp_BTV[:, -1]), broken_BM, state
-
-
-def read_block(rule: Rule, logits_MBTV: Tensor, token_BT: Tensor, mask_BT: Tensor, state: Any) -> Combined:
-    """Read a block of a prompt; what is said counts behind its last position alone."""
-    logp_BTV, broken_BM, state = combine(rule, logits_MBTV, token_BT, mask_BT, state)
-    return logp_BTV[:, -1], broken_BM, state
+    logp_BTV, nonfinite_BM = combine(rule, logits_M)
+    return *best(logp_BTV[:, -1]), nonfinite_BM
 
 
 def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,28 +39,16 @@ def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     return part_B * part_BPN.shape[-1] + at_BP.gather(-1, part_B[..., None])[..., 0], logprob_B
 
 
-def compiled_functions(rule: Rule) -> Callable[..., Callable[..., Any]]:
-    """Make what compiles a function of a rule for a shape, once: compiled(function, rule, *shape)(…). Engines with the
-    same rule and shapes share what was compiled."""
-    return _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
-
-
 def compiled_runner(rule: Rule) -> RuleRunner:
-    """Compile a rule when a shape first comes."""
-    compiled = compiled_functions(rule)
+    """Compile a rule when a shape first comes. Engines with the same rule and shapes share what was compiled for it."""
+    compiled: Callable[..., Any] = _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
 
-    def run(function: Callable[..., Any], logits_M: Sequence[Tensor], *given: Any) -> Any:
+    def run(function: Callable[..., Any], logits_M: Sequence[Tensor]) -> Any:
         logits_MBTV = together(logits_M)
         shape = logits_MBTV.device, logits_MBTV.dtype, *logits_MBTV.shape
-        return compiled(function, rule, *shape)(logits_MBTV, *given)
+        return compiled(function, rule, *shape)(logits_MBTV)
 
-    def run_block(function: Callable[..., Any], logits_M: Sequence[Tensor], *given: Any) -> Any:
-        """Give tensors that always lie alike, or it would be compiled again."""
-        return run(function, list(together(logits_M).contiguous()), *given)
-
-    return RuleRunner(
-        partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False, read=partial(run_block, read_block)
-    )
+    return RuleRunner(partial(run, combine), partial(run, decide_in_parts), drafts_at_once=False)
 
 
 @lru_cache(maxsize=256)

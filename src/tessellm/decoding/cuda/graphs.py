@@ -1,5 +1,5 @@
-"""GraphSteps: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed; so
-is a pass over the end of a short prompt (prompt_graphs.py). A pass that cannot be captured is run as it is.
+"""GraphExecutor: every decoding step is one CUDA graph, captured once for each bucket of rows and cells, then replayed;
+so is a forward over the end of a short prompt (prompt_graphs.py). One that cannot be captured is run as it is.
 
 Between steps the host only reads what was chosen a step ago, so the device never waits for it.
 """
@@ -18,114 +18,126 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ..buffers import PromptRead, StepResult, row_bucket
-from ..passes import Workspace
+from ...model import ComposedForCausalLM
+from ..buffers import row_bucket
+from ..executor import StepResult
+from ..requests import Request
+from ..routes import Routes
 from ..sampling import TokenChoice
-from ..steps import DraftPass, Steps
-from ..voices import SpecialRows
+from .passes import Seen, Workspace, decode_step
 from .prompt_graphs import PromptGraphs, PromptRows, PromptShape, cut_into_buckets, grid, padding_rows, split_rows
 from .recording import GraphRecorder, Pass
+from .slot_buffers import Mixing
+from .slot_executor import SlotExecutor
 from .transfers import PinnedTransfers
+from .verification import verify
 
 SMALLEST_CELLS = 256
 PREPARED_CELLS = 4  # factor between the buckets of cells that are prepared: one with more does for fewer
 TIMED = 3  # replays of a graph when it is new
 PREPARED_STEPS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.PENALISED)  # the last does for NUCLEUS, too
+PREPARED_DRAFTS = (TokenChoice.GREEDY, TokenChoice.SAMPLED, TokenChoice.NUCLEUS)  # penalised requests have none
 
 log = logging.getLogger("tessellm.decoding")
 
 GraphKey = tuple[Any, ...]  # the pass's name, then its shape
 
 
-class GraphSteps(Steps):
-    """Steps on a CUDA device. `few_shapes`: rather some rows more than another number of rows."""
+class GraphExecutor(SlotExecutor):
+    """Forwards on a CUDA device."""
 
-    lag = 1
+    in_flight = 1
 
-    def __init__(self, work: Workspace, context: int, few_shapes: bool):
-        super().__init__(work, context)
-        self._step = self.decode
-        del self.decode  # the method below instead: kept here, it would keep this and its caches alive
-        self.few_shapes = few_shapes
-        self.capture_seconds: dict[GraphKey, float] = {}  # the host's, to prepare a pass, compiling included
+    def __init__(self, model: ComposedForCausalLM, work: Workspace, routes: Routes, context: int):
+        super().__init__(model, work, routes, context)
+        self.capture_seconds: dict[GraphKey, float] = {}  # the host's, to prepare a forward, compiling included
         self.recorder, self.transfers = GraphRecorder(), PinnedTransfers()
-        self.graphs: dict[GraphKey, Pass] = {}  # what replays each pass
-        self.graph_seconds: dict[GraphKey, float] = {}  # the device's, per captured pass, when it was new
-        self.uncaptured: set[GraphKey] = set()  # kinds of passes that cannot be captured
-        self._never_waits: set[GraphKey] = set()  # kinds of passes in which the host was seen not to wait
-        self._wider: dict[GraphKey, GraphKey] = {}  # once all is prepared: which pass does for another
+        self.graphs: dict[GraphKey, Pass] = {}  # what replays each forward
+        self.graph_seconds: dict[GraphKey, float] = {}  # the device's, per captured forward, when it was new
+        self.uncaptured: set[GraphKey] = set()  # kinds of forwards that cannot be captured
+        self._never_waits: set[GraphKey] = set()  # kinds of forwards in which the host was seen not to wait
+        self._wider: dict[GraphKey, GraphKey] = {}  # once all is prepared: which forward does for another
         self._ready: dict[tuple[Any, ...], dict[int, float]] = {}
         self.prompts = PromptGraphs(work)
+        self._step, self._verify = partial(decode_step, work), partial(verify, work, self.drafts)
 
-    def prefill(
+    def read(
         self,
         slots: Sequence[int],
         token_BT: Tensor,
         position_BT: Tensor,
         choice: TokenChoice,
-        special: SpecialRows | None = None,
-        reads: PromptRead = PromptRead.BEGIN,
-        rows: int = 1,
+        mixing: Mixing,
+        seen: Seen | None = None,
     ) -> None:
-        """Replay short prompts and pieces as graphs, where such shapes came before; run all else as it is."""
-        graphable = not special and rows <= self.prompts.most_read
-        parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if graphable else []
-        shapes = [self._shape(part, reads, choice) for part in parts]
-        if parts and all(self.prompts.takes(part, reads) for part in parts) and self._met(shapes):
+        """Replay short prompts and chunks as graphs, where such shapes came before; run all else as it is."""
+        parts = cut_into_buckets(slots, token_BT, position_BT, self.sealed) if seen is None else []
+        shapes = [self._shape(part, mixing, choice) for part in parts]
+        if parts and all(self.prompts.takes(part) for part in parts) and self._met(shapes):
             try:
                 for part, shape in zip(parts, shapes, strict=True):
                     self.prompts.put(part, self.on_device)
-                    self._replay("feed", self.prompts.feed, *shape)
+                    self._replay("read", self.prompts.read, *shape)
                 return
-            except torch.OutOfMemoryError:  # graphs keep their memory; passes as they are give it back
+            except torch.OutOfMemoryError:  # graphs keep their memory; forwards as they are give it back
                 self.prompts.turn_off()
                 torch.cuda.empty_cache()
-        super().prefill(slots, token_BT, position_BT, choice, special, reads, rows)
+        super().read(slots, token_BT, position_BT, choice, mixing, seen)
         self.prompts.note(shapes)
 
     @torch.inference_mode()
     def ready_prompts(self, lengths: Sequence[int], choice: TokenChoice) -> None:
-        """Capture passes over padding alone, which write to no slot's cells; _capture puts the rest back."""
+        """Capture forwards over padding alone, which write to no slot's cells; _capture puts the rest back."""
         for part in (padding_rows(rows, length) for length in lengths for rows in self._at_once()):
-            if self.prompts.takes(part, PromptRead.BEGIN):
-                shape = self._shape(part, PromptRead.BEGIN, choice)
+            if self.prompts.takes(part):
+                shape = self._shape(part, self.own_mixing, choice)
                 self.prompts.put(part, self.on_device)
-                self._known("feed", self.prompts.feed, *shape)
+                self._known("read", self.prompts.read, *shape)
                 self.prompts.note([shape])
 
+    @property
+    def own_mixing(self) -> Mixing:
+        """How requests are combined that name no experts."""
+        return Mixing.COMPONENTS if self.routes.table.own is None else Mixing.RULE
+
     def planned(self) -> Iterator[Callable[[], object]]:
-        """Plan every step that slots and context allow, and passes over short prompts and pieces: at the beginning
-        of a slot, and behind as much as it holds."""
-        for choice, (rows, cells) in product(PREPARED_STEPS, self.prepared_sizes()):
-            yield partial(self._prepare, "decode", self._step, rows, cells, choice)
-        for part in grid(self._at_once(), self.context):
-            for reads, choice in self.prompts.kinds(part):
-                for c in {self._prompt_cells(part), self.context}:
-                    yield partial(self._ready_prompt, part, reads, c, choice)
+        """Plan every step that slots and context allow, and forwards over short prompts and chunks: at the beginning
+        of a slot, and behind as much as it holds; each call prepares one."""
+        for mixing in dict.fromkeys((self.own_mixing, Mixing.COMPONENTS)):
+            for choice, (rows, cells) in product(PREPARED_STEPS, self.prepared_sizes()):
+                yield partial(self._prepare, "decode", self._step, rows, mixing, cells, choice)
+            for part in grid(self._at_once(), self.context):
+                for choice in self.prompts.kinds(part):
+                    for c in {self._prompt_cells(part), self.context}:
+                        yield partial(self._ready_prompt, part, mixing, c, choice)
+
+    def planned_drafts(self, lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
+        for choice, (rows, cells) in product(PREPARED_DRAFTS, self.prepared_sizes()):
+            yield partial(self.ready_lengths, lengths, rows, self.own_mixing, max(1, cells - lengths[-1]), choice)
 
     def prepared_sizes(self) -> list[tuple[int, int]]:
-        rows = sorted({self.rows(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
+        rows = sorted({self.row_count(needed) for needed in range(1, len(self.work.slots.token_S) + 1)})
         cells = [min(SMALLEST_CELLS, self.context)]
         while cells[-1] < self.context:
             cells.append(min(cells[-1] * PREPARED_CELLS, self.context))
         return list(product(rows, cells))
 
     @torch.inference_mode()
-    def piece_seconds(self) -> dict[int, float]:
-        """Time the pieces of prompts that are prepared, of which the rule reads nothing."""
-        pieces = [key for key in self.graphs if key[0] == "feed" and PromptRead.NOTHING in key]
-        return {key[2]: self._known("feed", self.prompts.feed, *key[1:]) for key in pieces}
+    def chunk_seconds(self) -> dict[int, float]:
+        """Return the device's seconds for chunks of prompts, by their tokens."""
+        chunks = [key for key in self.graphs if key[0] == "read" and TokenChoice.NONE in key]
+        return {key[2]: self._known("read", self.prompts.read, *key[1:]) for key in chunks}
 
     def _at_once(self) -> list[int]:
         """List the buckets of rows in which prompts are read."""
         counts = range(1, len(self.work.slots.token_S) + 1)
         return sorted({rows for count in counts for _, rows in split_rows(count)})
 
-    def _ready_prompt(self, part: PromptRows, reads: PromptRead, cells: int, choice: TokenChoice) -> None:
+    def _ready_prompt(self, part: PromptRows, mixing: Mixing, cells: int, choice: TokenChoice) -> None:
         try:
             if self.prompts.on:
                 self.prompts.put(part, self.on_device)
-                self._prepare("feed", self.prompts.feed, part.rows, part.width, reads, cells, choice)
+                self._prepare("read", self.prompts.read, part.rows, part.width, mixing, cells, choice)
         except torch.OutOfMemoryError:
             self.prompts.turn_off()
             torch.cuda.empty_cache()
@@ -133,58 +145,53 @@ class GraphSteps(Steps):
     def _met(self, shapes: Sequence[PromptShape]) -> bool:
         """Whether these passes are graphs, or shall be; once all is prepared, no more are made in front of a user."""
         if self.sealed:
-            return all(self._key("feed", *shape) in self.graphs for shape in shapes)
+            return all(self._key("read", *shape) in self.graphs for shape in shapes)
         return self.prompts.met(shapes)
 
-    def _shape(self, part: PromptRows, reads: PromptRead, choice: TokenChoice) -> PromptShape:
-        return part.rows, part.width, reads, self._prompt_cells(part), choice
+    def _shape(self, part: PromptRows, mixing: Mixing, choice: TokenChoice) -> PromptShape:
+        return part.rows, part.width, mixing, self._prompt_cells(part), choice
 
     def _prompt_cells(self, part: PromptRows) -> int:
         return self.context if self.prompts.any_cells else self.cells(part.stop)
 
-    def decode(self, rows: int, cells: int, choice: TokenChoice, special: SpecialRows | None = None) -> None:
-        """Replay a step; one with special rows is run as it is: which rows ask for what differs from step to step."""
-        shape = self.rows(rows), self.cells(cells), choice
-        if special is not None:
-            self._step(*shape, special)
+    def step(self, rows: int, mixing: Mixing, kv_len: int, choice: TokenChoice, seen: Seen | None) -> None:
+        """Replay a step; one that is observed is run as it is: which rows are observed differs from step to step."""
+        shape = self.row_count(rows), mixing, self.cells(kv_len), choice
+        if seen is not None:
+            self._step(*shape, seen)
         else:
             self._replay("decode", self._step, *shape)
 
-    def run(self, name: str, run: DraftPass, rows: int, length: int, cells: int, choice: TokenChoice) -> None:
-        self._replay(name, run, self.rows(rows), length, self.cells(cells), choice)
+    def run_verify(self, rows: int, length: int, mixing: Mixing, kv_len: int, choice: TokenChoice) -> None:
+        self._replay("verify", self._verify, self.row_count(rows), length, mixing, self.cells(kv_len), choice)
 
-    def ready(
-        self,
-        drafting: Mapping[str, DraftPass],
-        verify: DraftPass,
-        empty: Callable[[], None],
-        lengths: Sequence[int],
-        rows: int,
-        cells: int,
-        choice: TokenChoice,
-        timed: bool = True,
-    ) -> dict[int, float]:
-        """Capture passes of all lengths together, so that none is captured in the middle of a text. A draft is one
-        graph replayed for each of its tokens."""
-        most = max(lengths, default=0)
-        bucket = *drafting, most, self.rows(rows), self.cells(cells), self.cells(cells + most), choice
+    def ready_drafts(
+        self, lengths: Sequence[int], running: Sequence[Request], slots: Sequence[int]
+    ) -> Mapping[int, float]:
+        choice, kv_len = max(r.sampling.choice for r in running), max(r.kv_len for r in running)
+        return self.ready_lengths(lengths, slots[-1] + 1, self._mixing(running), kv_len, choice)
+
+    @torch.inference_mode()
+    def ready_lengths(
+        self, lengths: Sequence[int], rows: int, mixing: Mixing, kv_len: int, choice: TokenChoice
+    ) -> Mapping[int, float]:
+        """Capture forwards of all lengths together, so that none is captured in the middle of a text."""
+        rows, most = self.row_count(rows), max(lengths, default=0)
+        bucket = most, rows, mixing, self.cells(kv_len), self.cells(kv_len + most), choice
         if bucket not in self._ready:
-            empty()  # no cells but those of the next token are written
-            known = partial(self._known, timed=timed)
-            seconds = {0: known("decode", self._step, self.rows(rows), self.cells(cells), choice)}
+            self.drafts.clear()  # no cells but those of the next token are written
+            seconds = {0: self._known("decode", self._step, rows, mixing, self.cells(kv_len), choice)}
             for length in lengths:
-                many, reach = self.rows(rows), self.cells(cells + length)
-                seconds[length] = known("verify", verify, many, length, reach, choice)
-                ways = [known(name, run, many, 1, reach, choice) for name, run in drafting.items()]
-                seconds[length] += length * max(ways, default=0.0)
-            self._ready[bucket] = seconds if timed else {}
+                reach = self.cells(kv_len + length)
+                seconds[length] = self._known("verify", self._verify, rows, length, mixing, reach, choice)
+            self._ready[bucket] = seconds
         return self._ready[bucket]
 
-    def _known(self, name: str, run: Callable[..., None], *shape: Any, timed: bool = True) -> float:
-        """Look up the device's seconds for a pass; capture and, if wanted, time the pass if it was not."""
+    def _known(self, name: str, run: Callable[..., None], *shape: Any) -> float:
+        """Look up the device's seconds for a forward; capture and time it if it was not."""
         key = self._key(name, *shape)
         self._prepare(name, run, *key[1:])
-        for _ in range(TIMED if timed and key not in self.graph_seconds else 0):
+        for _ in range(TIMED if key not in self.graph_seconds else 0):
             self._restoring()(lambda: self._time(key, self.graphs[key]))
         return self.graph_seconds.get(key, 0.0)
 
@@ -262,24 +269,23 @@ class GraphSteps(Steps):
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], StepResult]:
         chosen = self.work.slots
-        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.broken_SM))
+        coming = self.transfers.fetch((chosen.token_S, chosen.logprob_S, chosen.nonfinite_SM))
 
         def wait() -> StepResult:
-            tokens, logprobs, broken = coming()
-            return StepResult([[tokens[s]] for s in slots], [[logprobs[s]] for s in slots], [broken[s] for s in slots])
+            tokens, logprobs, nonfinite = coming()
+            return StepResult(
+                [[tokens[s]] for s in slots], [[logprobs[s]] for s in slots], [nonfinite[s] for s in slots]
+            )
 
         return wait
 
-    def put(self, into: Tensor, values: Sequence[Any] | Tensor, rows: Sequence[int] | None = None) -> None:
-        self.transfers.put(into, values, rows)
+    def put(self, into: Tensor, values: Tensor) -> None:
+        self.transfers.put(into, values)
 
     def get(self, buffer: Tensor) -> Callable[[], Tensor]:
         return self.transfers.get(buffer)
 
-    def worth_moving(self, rows: int, needed: int) -> bool:
-        return self.rows(needed) < self.rows(rows)
-
-    def rows(self, needed: int) -> int:
+    def row_count(self, needed: int) -> int:
         """Round up to a bucket of rows, no more than there are slots."""
         return min(row_bucket(needed, self.few_shapes), len(self.work.slots.token_S))
 

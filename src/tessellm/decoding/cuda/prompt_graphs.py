@@ -11,23 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from ..buffers import PromptRead, TokenBatch
-from ..passes import Workspace, prefill
-from ..prompt_pace import LEAST_ON_GPU
+from ..buffers import TokenBatch
+from ..prefill_pace import LEAST_ON_GPU
 from ..sampling import TokenChoice
+from .passes import Workspace, prefill
+from .slot_buffers import Mixing
 
 MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long as its kernels take to start
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep
 NARROWEST = 32
 PREPARED_ENDS = (TokenChoice.GREEDY, TokenChoice.PENALISED)  # of prompts; the last does for all
 
-PromptShape = tuple[int, int, PromptRead, int, TokenChoice]  # rows, width, what the rule reads, cells, and how the
-# first new token is chosen
+PromptShape = tuple[int, int, Mixing, int, TokenChoice]  # rows, width, cells, and how the first new token is chosen
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,15 @@ class PromptGraphs:
     def turn_off(self) -> None:
         self.on = False
 
-    def takes(self, part: PromptRows, reads: PromptRead) -> bool:
+    def takes(self, part: PromptRows) -> bool:
         """Whether a graph is worth its memory."""
-        logits = self.work.row_numbers * self._kept(part.width, reads)
-        return self.on and part.rows * part.width <= MOST_TOKENS and part.rows * logits <= MOST_NUMBERS
+        fits = part.rows * self.work.row_numbers <= MOST_NUMBERS
+        return self.on and part.rows * part.width <= MOST_TOKENS and fits
 
-    def kinds(self, part: PromptRows) -> list[tuple[PromptRead, TokenChoice]]:
-        """List how prompts of a shape are read: whole ones, several together; pieces, and the ends behind them, one by
-        one. Pieces in which the rule goes on are no longer than it looks back."""
-        kinds = list(product([PromptRead.BEGIN], PREPARED_ENDS))
-        piece, window = part.rows == 1 and part.width >= LEAST_ON_GPU, self.work.voice.rule.window
-        if piece:
-            kinds.append((PromptRead.NOTHING, TokenChoice.NONE))
-        if piece and window:
-            kinds.append((PromptRead.BEGIN, TokenChoice.NONE))
-        if part.rows == 1 and part.width <= window:
-            kinds += product([PromptRead.GO_ON], (TokenChoice.NONE, *PREPARED_ENDS) if piece else PREPARED_ENDS)
-        return [(reads, choice) for reads, choice in kinds if self.takes(part, reads)]
-
-    @property
-    def most_read(self) -> int:
-        """Count the last positions of a pass that the rule reads in a graph, if there are so many."""
-        return self.work.voice.rule.window + 1
+    def kinds(self, part: PromptRows) -> list[TokenChoice]:
+        """List how tokens behind prompts of a shape are chosen: whole ones, several together; chunks one by one."""
+        chunk = part.rows == 1 and part.width >= LEAST_ON_GPU
+        return [*PREPARED_ENDS, *([TokenChoice.NONE] if chunk else [])] if self.takes(part) else []
 
     def met(self, shapes: Sequence[PromptShape]) -> bool:
         """Whether all these shapes came before."""
@@ -101,15 +87,10 @@ class PromptGraphs:
         else:
             self._given[key] = given_BX
 
-    def feed(self, rows: int, width: int, reads: PromptRead, cells: int, choice: TokenChoice) -> None:
-        """Run the pass, as a function of buffers on the device."""
+    def read(self, rows: int, width: int, mixing: Mixing, cells: int, choice: TokenChoice) -> None:
+        """Run the forward, as a function of buffers on the device."""
         slot_B, token_BT, position_BT = self._given[rows, width].split([1, width, width], 1)
-        keep = self._kept(width, reads)
-        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells, keep, reads=reads), choice)
-
-    def _kept(self, width: int, reads: PromptRead) -> int:
-        """Count the last positions of a pass whose logits are computed: as many as the rule may look back."""
-        return 1 if reads is PromptRead.NOTHING else min(width, self.most_read)
+        prefill(self.work, TokenBatch(token_BT, position_BT, slot_B[:, 0], cells), choice, mixing)
 
 
 def cut_into_buckets(

@@ -19,7 +19,10 @@ from transformers import PreTrainedModel
 from ...model import ComposedForCausalLM
 from ...vocabulary import Alignment
 from ..buffers import RowOrder, TokenBatch
-from .attention import SlotCache, SlotPass
+from ..cpu.decoder import cpu_decoder
+from .attention import SlotPass
+from .kv_cache import SlotCache
+from .segments import Segments
 from .stacking import can_stack, shares_base, stack
 
 
@@ -31,6 +34,8 @@ class Group:
     module: Any  # of Hugging Face, or one that looks so (plain.py)
     alignments: Sequence[Alignment]
     cache: Any  # a SlotCache, or what the module keeps instead
+    segments: Segments
+    decoder: Any = None  # a CpuDecoder for steps of one token per branch, on a CPU
     fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
 
     @property
@@ -63,13 +68,14 @@ def member_logits(groups: Sequence[Group], batch: TokenBatch) -> list[Tensor]:
             position_RT = batch.position_BT.repeat_interleave(count, 0)
             row_R = (batch.slot_B[:, None] * count + torch.arange(count, device=position_RT.device)).flatten()
             slot_pass = SlotPass(group.cache, batch, position_RT, row_R)
+            group.segments.set(None, None)
             output = group.module(
                 input_ids=token_BMT.flatten(0, 1),
                 position_ids=position_RT.clamp_min(0),
                 past_key_values=slot_pass,
                 use_cache=True,
                 logits_to_keep=batch.keep,
-                slot_pass=slot_pass,
+                rows_pass=slot_pass,
             )
             logits_MBTV = output.logits.unflatten(0, (-1, count)).transpose(0, 1)
         if group.same_ids:
@@ -103,8 +109,9 @@ def make_group(model: ComposedForCausalLM, places: tuple[int, ...], cache: SlotC
     """Make one group of the members in these places of the composition."""
     names = [list(model.members)[place] for place in places]
     members = [model.member(name) for name in names]
-    alignments = [model.alignments[name] for name in names]
-    return Group(places, stack(members), alignments, cache, _fused(members, cache))
+    alignments, segments = [model.alignments[name] for name in names], Segments()
+    module = stack(members, segments)
+    return Group(places, module, alignments, cache, segments, cpu_decoder(module, cache), _fused(members, cache))
 
 
 def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:

@@ -6,10 +6,12 @@ PEFT's LoRA layers are read as this.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ...members.lora_layers import read_lora
+from .segments import Segments
 
 
 class LowRank(nn.Module):
@@ -30,29 +32,19 @@ def read_low_rank(module: nn.Module) -> LowRank | None:
     """Read a module as a low-rank delta on a linear layer; None if it is something else (DoRA, a merged adapter, …)."""
     if isinstance(module, LowRank):
         return module
-    layer: Any = module
-    if not (hasattr(layer, "lora_A") and hasattr(layer, "base_layer") and len(layer.active_adapters) == 1):
-        return None
-    (name,) = layer.active_adapters
-    if layer.merged or layer.disable_adapters or getattr(layer, "lora_variant", {}).get(name) is not None:
-        return None
-    if name not in layer.lora_A or layer.lora_B[name].bias is not None:
-        return None
-    down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
-    if not isinstance(layer.base_layer, nn.Linear) and type(layer.base_layer).__name__ != "Conv1D":
-        return None
-    return LowRank(layer.base_layer, down.detach(), (up * layer.scaling[name]).detach())
+    delta = read_lora(module)
+    return LowRank(*delta[:3]) if delta is not None and delta.is_plain else None
 
 
 class SharedWithDeltas(nn.Module):
-    """One layer for the rows of M members, and each member's own delta. Rows are slot-major: [S · M, T, in]."""
+    """One layer for the rows of M members, and each member's own delta on its rows."""
 
-    def __init__(self, base_layer: nn.Module, deltas: list[LowRank | None]):
+    def __init__(self, base_layer: nn.Module, deltas: list[LowRank | None], segments: Segments):
         super().__init__()
-        self.base_layer, self.members = base_layer, len(deltas)
+        self.base_layer, self.members, self.segments = base_layer, len(deltas), segments
         given = [delta for delta in deltas if delta is not None]
-        rank = max(len(delta.down_RI) for delta in given)
-        one = given[0]
+        self.ranks = [0 if delta is None else len(delta.down_RI) for delta in deltas]
+        one, rank = given[0], max(self.ranks)
         dtype = reduce(torch.promote_types, [delta.down_RI.dtype for delta in given])  # adapters' own may differ
         down_MRI = one.down_RI.new_zeros(len(deltas), rank, one.down_RI.shape[1], dtype=dtype)
         up_MRO = one.up_OR.new_zeros(len(deltas), rank, one.up_OR.shape[0], dtype=dtype)
@@ -64,8 +56,18 @@ class SharedWithDeltas(nn.Module):
         self.up_MRO = nn.Parameter(up_MRO, False)
 
     def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        if self.segments.current is None:
+            return y + self._of_all(x).to(y.dtype)
+        for m, begin, end in self.segments.current:
+            if rank := self.ranks[m]:
+                own = x[0, begin:end].to(self.down_MIR.dtype)
+                delta = (own @ self.down_MIR[m, :, :rank]) @ self.up_MRO[m, :rank]
+                y[0, begin:end] += delta.to(y.dtype)
+        return y
+
+    def _of_all(self, x: Tensor) -> Tensor:
+        """Compute the deltas of slot-major rows, [S · M, T, in], as batched products."""
         by_member = x.unflatten(0, (-1, self.members)).transpose(0, 1)  # [M, S, T, in]
         low = torch.bmm(by_member.flatten(1, 2).to(self.down_MIR.dtype), self.down_MIR)
-        delta = torch.bmm(low, self.up_MRO).unflatten(1, by_member.shape[1:3]).transpose(0, 1).flatten(0, 1)
-        y: Tensor = self.base_layer(x)
-        return y + delta.to(y.dtype)
+        return torch.bmm(low, self.up_MRO).unflatten(1, by_member.shape[1:3]).transpose(0, 1).flatten(0, 1)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from .cpu_linear import MemberModules
+from .segments import Segments
 
 
 class StackedLinear(nn.Module):
-    """Rows are slot-major, [S · M, T, in]; each member's rows meet its own weight."""
+    """Each member's rows meet its own weight."""
 
-    def __init__(self, layers: Sequence[nn.Linear]):
+    def __init__(self, layers: Sequence[nn.Linear], segments: Segments):
         super().__init__()
-        self.own = MemberModules(layers)
+        self.own, self.segments = MemberModules(layers), segments
         self.in_features, self.out_features = layers[0].in_features, layers[0].out_features
 
     @property
@@ -24,5 +24,4 @@ class StackedLinear(nn.Module):
         return first
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.unflatten(0, (-1, len(self.own)))
-        return torch.stack([layer(rows[:, m]) for m, layer in enumerate(self.own)], 1).flatten(0, 1)
+        return self.segments.apply(x, list(self.own))

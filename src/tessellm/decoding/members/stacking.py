@@ -1,6 +1,6 @@
 """Members of one architecture as one module: the rows of all members pass through it together.
 
-Rows are slot-major (row = slot · M + member). The module is a structural copy of the first member in which
+Which rows are whose, `Segments` says. The module is a structural copy of the first member in which
 
     a module whose parameters all members share       reads all rows at once: base weights are read once
     a linear layer with low-rank deltas on a shared base   does so too, and adds the deltas in one batched product
@@ -14,6 +14,7 @@ so it works on every architecture whose modules treat rows independently, and co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ...members.adapters import share
 from . import attention
 from .cpu_linear import MemberModules, quicken
 from .low_rank import LowRank, SharedWithDeltas, read_low_rank
+from .segments import Segments
 from .stacked_linear import StackedLinear
 from .stacked_norm import StackedNorm
 
@@ -32,9 +34,9 @@ from .stacked_norm import StackedNorm
 class PerMember(nn.Module):
     """Runs modules without a batched form: each sees its own member's rows."""
 
-    def __init__(self, modules: Sequence[nn.Module]):
+    def __init__(self, modules: Sequence[nn.Module], segments: Segments):
         super().__init__()
-        self.own = MemberModules(modules)
+        self.own, self.segments = MemberModules(modules), segments
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -43,12 +45,10 @@ class PerMember(nn.Module):
             return getattr(self.get_submodule("own.0"), name)  # e.g. an embedding's weight, asked for its dtype
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        rows = x.unflatten(0, (-1, len(self.own)))
-        outputs = [own(rows[:, m].contiguous(), *args, **kwargs) for m, own in enumerate(self.own)]
-        return torch.stack(outputs, 1).flatten(0, 1)
+        return self.segments.apply(x, [partial(own, *args, **kwargs) if args or kwargs else own for own in self.own])
 
 
-def stack(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
+def stack(members: Sequence[PreTrainedModel], segments: Segments) -> PreTrainedModel:
     """Make one module for the rows of all these members, around their own parameters."""
     combined = share(members[0])
     combined.config._attn_implementation = attention.NAME
@@ -56,7 +56,10 @@ def stack(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
         if hasattr(module, "layer_idx"):  # what the reference does with a soft cap, we do
             module.applies_softcap = members[0].config._attn_implementation != "sdpa"
     output = combined.get_output_embeddings()
-    _stack_children(combined, members)
+    _stack_children(combined, members, segments)
+    head = combined.get_output_embeddings()
+    if hasattr(head, "segments"):  # it sees the tokens alone behind which logits are wanted
+        head.segments = segments.kept
     quicken(combined, output)
     return combined.eval()
 
@@ -94,29 +97,29 @@ def _shape_of(member: PreTrainedModel) -> tuple:
     return type(member).__name__, member.dtype, member.device, member.config._attn_implementation, tuple(kept)
 
 
-def _stack_children(parent: nn.Module, members: Sequence[nn.Module]) -> None:
+def _stack_children(parent: nn.Module, members: Sequence[nn.Module], segments: Segments) -> None:
     for name, child in list(parent.named_children()):
         own = [member.get_submodule(name) for member in members]
-        replacement = _combine(child, own)
+        replacement = _combine(child, own, segments)
         if replacement is None:
             _check_plain(own)
-            _stack_children(child, own)
+            _stack_children(child, own, segments)
         else:
             setattr(parent, name, replacement)
 
 
-def _combine(child: nn.Module, own: list[nn.Module]) -> nn.Module | None:
+def _combine(child: nn.Module, own: list[nn.Module], segments: Segments) -> nn.Module | None:
     """Make one module of several; None: look at their children."""
     deltas = [read_low_rank(module) for module in own]
     if any(deltas):
-        return _with_deltas(own, deltas)
+        return _with_deltas(own, deltas, segments)
     if any(True for _ in child.children()):
         return None
     if _same_tensors(own):
         return child
     if all(type(module) is nn.Linear for module in own):
-        return StackedLinear(own)  # type: ignore[arg-type]
-    return StackedNorm(own) if StackedNorm.fits(own) else PerMember(own)
+        return StackedLinear(own, segments)  # type: ignore[arg-type]
+    return StackedNorm(own, segments) if StackedNorm.fits(own) else PerMember(own, segments)
 
 
 def _check_plain(own: Sequence[nn.Module]) -> None:
@@ -126,11 +129,11 @@ def _check_plain(own: Sequence[nn.Module]) -> None:
         raise EngineError(f"{type(own[0]).__name__} has parameters of its own beside its children's: run members apart")
 
 
-def _with_deltas(own: list[nn.Module], deltas: list[LowRank | None]) -> nn.Module:
+def _with_deltas(own: list[nn.Module], deltas: list[LowRank | None], segments: Segments) -> nn.Module:
     layers = [module if delta is None else delta.base_layer for module, delta in zip(own, deltas, strict=True)]
     if _same_tensors(layers):
-        return SharedWithDeltas(layers[0], deltas)
-    return PerMember(own)
+        return SharedWithDeltas(layers[0], deltas, segments)
+    return PerMember(own, segments)
 
 
 def _same_tensors(modules: Sequence[nn.Module]) -> bool:

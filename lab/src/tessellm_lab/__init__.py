@@ -1,0 +1,1 @@
+"""The lab of tessellm: experiments, one folder each (common/ is what they share), theory, probe, particles."""

@@ -1,0 +1,1 @@
+"""What `tessellm demo letters` does: small experts that it trains, their composition, a picture and a report."""

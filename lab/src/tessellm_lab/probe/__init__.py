@@ -1,0 +1,1 @@
+"""What can be read linearly off a model's layers, with controls."""

@@ -1,0 +1,119 @@
+"""Add an expert to a composition on disk, or remove one. Everything else stays as it is: only a new expert is
+calibrated, members that the folder holds are not written again, and nothing is seen before all of it is written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..compose import assemble, check_member, styled_entry
+from ..errors import CheckpointError, MemberError, nearest
+from ..members import Loading, Member, MemberSpec, check_name, load_member
+from ..members.cards import UNDESCRIBED
+from ..members.folders import expert_name
+from ..model import ComposedForCausalLM
+from ..routing.calibrated import prepare_router
+from ..routing.calibration import Progress
+from ..routing.router import DeltaRouter
+from ..rules import RULES
+from ..vocabulary import Speaker, Vocabulary, agree
+from .load import load
+from .reader import read_config
+from .save import save
+
+
+def add_expert(
+    folder: Path, spec: MemberSpec, name: str | None = None, progress: Progress | None = None
+) -> ComposedForCausalLM:
+    """Add an expert; its name is its folder's unless given. Return the composition as it is then."""
+    before = _config_of(folder)
+    name = expert_name(Path(str(spec.source)).name) if name is None else name
+    check_name(name)
+    if name in read_config(folder).member_names:
+        raise MemberError(
+            f"{folder} has an expert {name!r} already. Choose another with --name, or remove it first: tessellm remove "
+            f"{folder} {name}"
+        )
+    model = load(folder)
+    member = load_member(name, spec, model.loaded_members[0], Loading())
+    check_member(member)
+    vocabulary, notes = _extended(model, member)
+    changed = _rebuilt(model, [*model.loaded_members, member], vocabulary, (*model.notes, *member.notes, *notes))
+    prepare_router(changed, progress, _router_of(model))
+    _write(changed, folder, before, model.config.member_names)
+    return changed
+
+
+def remove_expert(folder: Path, name: str) -> ComposedForCausalLM:
+    """Remove an expert. Return the composition as it is then."""
+    before = _config_of(folder)
+    experts = read_config(folder).member_names[1:]
+    if name not in experts:
+        raise MemberError(f"{folder} has no expert {name!r}; {nearest(name, experts)}")
+    if len(experts) == 1:
+        raise MemberError(f"{name!r} is the only expert of {folder}, and a composition needs one at least")
+    model = load(folder)
+    kept = [member for member in model.loaded_members if member.name != name]
+    ends = {entry["name"]: tuple(entry["end_ids"]) for entry in model.config.members if entry["name"] != name}
+    alignments = {member.name: model.alignments[member.name] for member in kept}
+    vocabulary = Vocabulary(model.config.vocab_size, alignments, ends, (), None)
+    notes = [note for note in model.notes if not note.startswith(f"{name}: ") and f"'{name}'" not in note]
+    changed = _rebuilt(model, kept, vocabulary, notes)
+    prepare_router(changed, previous=_router_of(model))
+    _write(changed, folder, before, changed.config.member_names)
+    return changed
+
+
+def _config_of(folder: Path) -> bytes:
+    """Read a composition's config as it lies on disk."""
+    read_config(folder)  # which says what is wrong with it
+    return (folder / "config.json").read_bytes()
+
+
+def _extended(model: ComposedForCausalLM, member: Member) -> tuple[Vocabulary, tuple[str, ...]]:
+    """Return the composition's vocabulary with a new member, and notes on how its tokens agree."""
+    size, ends = model.config.vocab_size, tuple(model.config.eos_token_id or ())
+    text = member.model.config.get_text_config(decoder=True)
+    ours = Speaker("base", size, model.tokenizer, ends)
+    found = agree([ours, Speaker(member.name, text.vocab_size, member.tokenizer, member.end_ids)])
+    if found.size != size:
+        raise MemberError(
+            f"member {member.name!r} speaks {found.size} tokens, the composition {size}. Compose all members again"
+        )
+    known = {entry["name"]: tuple(entry["end_ids"]) for entry in model.config.members}
+    alignments = {**model.alignments, member.name: found.alignments[member.name]}
+    member_ends = {**known, member.name: found.member_end_ids[member.name]}
+    return Vocabulary(size, alignments, member_ends, (), None), tuple(n for n in found.notes if f"'{member.name}'" in n)
+
+
+def _rebuilt(
+    model: ComposedForCausalLM, members: Sequence[Member], vocabulary: Vocabulary, notes: Sequence[str]
+) -> ComposedForCausalLM:
+    """Assemble other members as this composition was assembled."""
+    entry = dict(model.config.rule)
+    if entry["name"] not in RULES:
+        raise CheckpointError(f"the rule {entry['name']!r} learnt of these experts alone. Compose them again")
+    entry.pop("styles", None)
+    entry = styled_entry(entry, {member.name: member.spec for member in members})
+    changed = assemble(members, entry, model.config.termination, vocabulary)
+    changed.config.routing = dict(model.config.routing)
+    for key in ("pad_token_id", "bos_token_id", "use_cache"):
+        setattr(changed.config, key, getattr(model.config, key))
+    changed.tokenizer = model.tokenizer
+    changed.generation_config = copy.deepcopy(model.generation_config)
+    changed.generation_config.eos_token_id = changed.config.eos_token_id
+    changed.notes = tuple(dict.fromkeys(note for note in notes if UNDESCRIBED not in note))
+    return changed
+
+
+def _router_of(model: ComposedForCausalLM) -> DeltaRouter | None:
+    return model.router if isinstance(model.router, DeltaRouter) else None
+
+
+def _write(changed: ComposedForCausalLM, folder: Path, before: bytes, stored: Sequence[str]) -> None:
+    """Save in place of what was read, unless someone else changed that meanwhile."""
+    if (folder / "config.json").read_bytes() != before:
+        raise CheckpointError(f"{folder} was changed meanwhile. Nothing was written; run the same command again")
+    self_contained = (folder / "members").is_dir()
+    save(changed, folder, self_contained, stored=stored if self_contained else ())

@@ -1,0 +1,224 @@
+"""BranchExecutor: runs the active members of each sequence, and no others. Synchronous; what a CPU runs.
+
+    enter      a branch of the base where the prompt is to be routed, else one of every active member
+    prefill    at the end of a routed prompt the active members' branches follow; a base outside the set leaves
+    decode     one forward over the branches of all sequences; mix, sample, update π
+    verify     the same over drafts
+
+Shapes: A active members of a sequence, B sequences, C components, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..model import ComposedForCausalLM
+from .buffers import SamplingBuffers
+from .components import Components
+from .executor import Executor, Pending, StepResult, Views
+from .members.branches import BranchTokens, branch_logp
+from .members.groups import Group
+from .observing import observe
+from .prefill_controller import Chunk, PromptPart
+from .prefixes import Prefixes
+from .requests import Branch, Request
+from .routes import Routes
+
+
+class BranchExecutor(Executor):
+    """Runs what is meant."""
+
+    def __init__(
+        self, model: ComposedForCausalLM, groups: Sequence[Group], routes: Routes, prefixes: Prefixes, slots: int
+    ):
+        self.model, self.groups, self.routes, self.prefixes = model, groups, routes, prefixes
+        self.slots = SamplingBuffers.empty(slots, model.device)
+
+    def enter(self, slot: int, request: Request) -> None:
+        self.slots.enter(slot, request.sampling, self.model.config.vocab_size)
+        if self.routes.needed(request):
+            request.branches = {0: Branch()}
+        else:
+            self._activate(request, self.routes.unrouted(request))
+
+    def _activate(self, request: Request, components: Components) -> None:
+        """Give a request its active members. A branch that is there stays; one that is not active leaves."""
+        if request.observes_all:
+            components = components.with_members(range(len(self.model.members)))
+        request.components, request.log_pi_C = components, components.log_prior(self.model.device)
+        request.branches = {member: request.branches.get(member, Branch()) for member in components.members}
+
+    def copy(self, source: int, target: int, member: int, kv_len: int) -> None:
+        group = next(group for group in self.groups if member in group.members)
+        group.cache.copy(source, target, group.members.index(member), kv_len)
+
+    def rows(self, running: Sequence[Request], slots: Sequence[int]) -> int:
+        return sum(len(request.branches) for request in running)
+
+    def prefill(self, chunk: Chunk) -> Pending:
+        parts = chunk.parts
+        branches = [
+            BranchTokens(part.member, part.slot, part.tokens, part.branch.computed, int(part.is_last)) for part in parts
+        ]
+        routing = [part.request.components is None for part in parts]
+        if any(routing):
+            logp, energies = self.routes.read(self.groups, branches, routing)
+        else:
+            logp, energies = branch_logp(self.groups, branches), [None] * len(parts)
+        for part, logp_TV, energy_TLK in zip(parts, logp, energies, strict=True):
+            self._note(part, logp_TV, energy_TLK)
+        slots = {part.request: part.slot for part in parts if part.request.is_read}
+        routed = [request for request in slots if request.components is None]
+        for request, route in zip(routed, self.routes.route(routed), strict=True):
+            request.route = route
+            self._activate(request, self.routes.table.by_route(route))
+        ready = [request for request in slots if request.is_read]
+        return self._first_tokens(ready, [slots[request] for request in ready])
+
+    def _note(self, part: PromptPart, logp_TV: Tensor, energy_TLK: Tensor | None) -> None:
+        """Note what a part of a prompt left: tokens in the row, energies, log-probabilities behind the last."""
+        branch, start = part.branch, part.branch.computed
+        last = start + part.count - 1
+        group = next(group for group in self.groups if part.member in group.members)
+        finite = group.cache.is_finite(part.slot, group.members.index(part.member), last)
+        held = len(self.prefixes.held(part.slot, part.member).tokens)
+        finite = finite and held == start  # else tokens before these are not
+        self.prefixes.wrote(part.slot, part.member, part.request.prompt[: last + 1 if finite else held])
+        if energy_TLK is not None:
+            branch.energies.append(energy_TLK)
+            if finite:
+                self.prefixes.note_energies(part.slot, part.member, start, energy_TLK)
+        branch.logp_V = logp_TV[-1] if part.is_last else None
+        branch.computed = last + 1
+
+    def _first_tokens(self, requests: Sequence[Request], slots: Sequence[int]) -> Pending:
+        """Choose the tokens behind prompts that all branches have read."""
+        rows = [[branch.logp_V[None] for branch in request.branches.values()] for request in requests]  # type: ignore[index]
+        for request in requests:
+            for branch in request.branches.values():
+                branch.logp_V, branch.energies = None, []
+        return self._pending(requests, slots, rows)
+
+    def decode(self, running: Sequence[Request], slots: Sequence[int]) -> Pending:
+        return self._pending(running, slots, self._forward(running, slots, [[]] * len(running)))
+
+    def _forward(
+        self, running: Sequence[Request], slots: Sequence[int], drafts: Sequence[Sequence[int]]
+    ) -> list[list[Tensor]]:
+        """Read the last token of every sequence, and its draft: log-probabilities by sequence and member, [T, V]."""
+        branches = []
+        for request, slot, draft in zip(running, slots, drafts, strict=True):
+            tokens = [request.tokens[-1], *draft]
+            branches += [
+                BranchTokens(member, slot, tokens, request.kv_len - 1, len(tokens)) for member in request.branches
+            ]
+        logp = iter(branch_logp(self.groups, branches))
+        return [[next(logp) for _ in request.branches] for request in running]
+
+    def _pending(self, requests: Sequence[Request], slots: Sequence[int], rows: list[list[Tensor]]) -> Pending:
+        """Choose a token for every sequence from its members' log-probabilities."""
+        result = self._choose(requests, slots, rows)
+        return Pending(requests, slots, [1] * len(requests), lambda: result)
+
+    def _choose(self, requests: Sequence[Request], slots: Sequence[int], rows: list[list[Tensor]]) -> StepResult:
+        if not requests:
+            return StepResult([], [], [])
+        logp_BV, parts = mix_rows(requests, rows)
+        position_B = torch.tensor([request.kv_len or len(request.prompt) for request in requests])
+        choice = max(request.sampling.choice for request in requests)
+        token_B, logprob_B = self.slots.choose(logp_BV, list(slots), position_B.to(logp_BV.device), choice)
+        tokens, nonfinite = token_B.tolist(), self._nonfinite(requests, rows)
+        views: Views = {}
+        for n, (request, token) in enumerate(zip(requests, tokens, strict=True)):
+            if request.observer is not None:
+                views[request] = [observe(request, rows[n], logp_BV[n], token)]
+            update_posterior(request, parts[n], token)
+            if request.penalised:
+                self.slots.counts[0][slots[n], token] += 1
+        return StepResult(
+            [[token] for token in tokens],
+            [[logprob] for logprob in logprob_B.tolist()],
+            nonfinite,
+            views,
+        )
+
+    def _nonfinite(self, requests: Sequence[Request], rows: list[list[Tensor]]) -> list[list[bool]]:
+        """Return per sequence which members computed NaN."""
+        found = []
+        for request, own in zip(requests, rows, strict=True):
+            members = [False] * len(self.model.members)
+            for member, logp_TV in zip(request.branches, own, strict=True):
+                members[member] = bool(logp_TV[:, 0].isnan().any())
+            found.append(members)
+        return found
+
+    def verify(
+        self, running: Sequence[Request], slots: Sequence[int], drafts: Sequence[Sequence[int]], length: int
+    ) -> StepResult:
+        rows = self._forward(running, slots, drafts)
+        tokens: list[list[int]] = []
+        logprobs: list[list[float]] = []
+        views: Views = {}
+        for request, slot, draft, own in zip(running, slots, drafts, rows, strict=True):
+            tokens.append([])
+            logprobs.append([])
+            for t in range(1 + len(draft)):
+                at = [logp_TV[t : t + 1] for logp_TV in own]
+                result = self._choose_next(request, slot, at, t, views)
+                if result is None and draft and t == 0:
+                    break  # the draft may have spoilt it: without one it is read again
+                token, logprob = result or (0, float("nan"))
+                tokens[-1].append(token)
+                logprobs[-1].append(logprob)
+                if t == len(draft) or token != draft[t]:
+                    break
+        return StepResult(tokens, logprobs, self._nonfinite(running, rows), views)
+
+    def _choose_next(
+        self, request: Request, slot: int, rows: list[Tensor], t: int, views: Views
+    ) -> tuple[int, float] | None:
+        """Choose the token behind `t` tokens of a draft; None where a member computed NaN."""
+        logp_1V, (part_C1V,) = mix_rows([request], [rows])
+        if bool(logp_1V[0, 0].isnan()):
+            return None
+        position_1 = torch.tensor([request.kv_len + t], device=logp_1V.device)
+        token_1, logprob_1 = self.slots.choose(logp_1V, [slot], position_1, request.sampling.choice)
+        token = int(token_1)
+        if request.observer is not None:
+            views.setdefault(request, []).append(observe(request, rows, logp_1V[0], token))
+        update_posterior(request, part_C1V, token)
+        return token, float(logprob_1)
+
+
+def mix_rows(requests: Sequence[Request], rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """Mix each sequence's members, [1, V] each: log p̂, [B, V], and its components, [C, 1, V]. Sequences with the same
+    components are mixed together; one with a lone member is that member's row."""
+    alike: dict[Components, list[int]] = {}
+    for n, request in enumerate(requests):
+        assert request.components is not None
+        alike.setdefault(request.components, []).append(n)
+    mixed: list[Tensor] = [torch.empty(0)] * len(requests)
+    parts: list[Tensor] = [torch.empty(0)] * len(requests)
+    for components, places in alike.items():
+        if components.is_lone:
+            for n in places:
+                mixed[n], parts[n] = rows[n][0], rows[n][0][None]
+            continue
+        logp_ABV = torch.stack([torch.cat([rows[n][a] for n in places]) for a in range(len(components.members))])
+        logp_CBV = components.logp(logp_ABV)
+        log_pi_BC = torch.stack([requests[n].log_pi_C for n in places])  # type: ignore[misc]
+        mixed_BV = components.mix(logp_CBV, log_pi_BC)
+        for place, n in enumerate(places):
+            mixed[n], parts[n] = mixed_BV[place : place + 1], logp_CBV[:, place : place + 1]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed), parts
+
+
+def update_posterior(request: Request, part_C1V: Tensor, token: int) -> None:
+    """Update π by what each component gave the token that was chosen."""
+    if len(part_C1V) > 1:
+        assert request.components is not None
+        assert request.log_pi_C is not None
+        request.log_pi_C = request.components.update(request.log_pi_C[None], part_C1V[:, 0, token][None])[0]

@@ -1,0 +1,193 @@
+"""CpuDecoder: a decode step of a group of members on a CPU in few tensor operations.
+
+Computes what the module computes, over the same KV cache, without the overhead of Hugging Face's modules: layers
+that read one input are one product where their weights are packed, deltas that read one input are one product each way,
+and nothing is made that a step does not need. A row is a member reading a sequence; rows of a member lie side by side.
+
+Shapes: R rows, I inputs and O outputs of a layer, H key-value heads, G query heads that share one, D head size, V
+vocabulary, L rank of a delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...members.packed import JoinedLinear, PackedLinear
+from ...model.heads import Float32Head
+from ..members.cpu_linear import CpuLinear
+from ..members.kv_cache import SlotCache
+from ..members.low_rank import SharedWithDeltas
+from ..members.segments import Segment
+
+FAMILIES = ("llama", "mistral", "qwen2")
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # others depend on the length of the text
+LAYERS = (nn.Linear, Float32Head, CpuLinear, PackedLinear)
+
+
+class InputDelta(NamedTuple):
+    """A member's deltas on the layers that read one input: y += (x A) B. In float32 at least: small products of
+    bfloat16 take twenty times as long on a CPU."""
+
+    down_IL: Tensor
+    up_LO: Tensor
+
+
+class Projections:
+    """The layers that read one input, and every member's deltas on them."""
+
+    def __init__(self, layers: Sequence[nn.Module]):
+        own: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
+        self.layers: Sequence[nn.Module] = [JoinedLinear(own)] if JoinedLinear.fits(own) else own
+        widths = [layer.out_features for layer in own]
+        shared = next((layer for layer in layers if isinstance(layer, SharedWithDeltas)), None)
+        self.deltas = [_delta(layers, widths, m) for m in range(shared.members if shared else 0)]
+
+    def __call__(self, x_RI: Tensor, segments: Sequence[Segment]) -> Tensor:
+        y_RO: Tensor = self.layers[0](x_RI)
+        if len(self.layers) > 1:
+            y_RO = torch.cat([y_RO, *(layer(x_RI) for layer in self.layers[1:])], -1)
+        for member, begin, end in segments if self.deltas else ():
+            if (delta := self.deltas[member]) is not None:
+                y_RO[begin:end] += x_RI[begin:end].to(delta.down_IL.dtype) @ delta.down_IL @ delta.up_LO
+        return y_RO
+
+
+def _delta(layers: Sequence[nn.Module], widths: Sequence[int], member: int) -> InputDelta | None:
+    """Join a member's deltas on layers of one input: A side by side, B along a diagonal."""
+    given = [
+        (layer, sum(widths[:n]))
+        for n, layer in enumerate(layers)
+        if isinstance(layer, SharedWithDeltas) and layer.ranks[member]
+    ]
+    if not given:
+        return None
+    ranks = [layer.ranks[member] for layer, _ in given]
+    dtype = torch.promote_types(given[0][0].up_MRO.dtype, torch.float32)
+    up_LO = torch.zeros(sum(ranks), sum(widths), dtype=dtype)
+    row = 0
+    for (layer, column), rank in zip(given, ranks, strict=True):
+        own_LO = layer.up_MRO[member, :rank]
+        up_LO[row : row + rank, column : column + own_LO.shape[1]] = own_LO
+        row += rank
+    down_IL = torch.cat([layer.down_MIR[member, :, : layer.ranks[member]] for layer, _ in given], -1)
+    return InputDelta(down_IL.to(dtype).contiguous(), up_LO)
+
+
+class Norm(nn.Module):
+    """RMSNorm as one operation."""
+
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+class Layer(NamedTuple):
+    """One decoder layer."""
+
+    before: Norm
+    qkv: Projections
+    attention_out: Projections
+    between: Norm
+    gate_up: Projections
+    down: Projections
+    window: int | None
+
+
+class CpuDecoder:
+    """Logits behind one token per row."""
+
+    def __init__(self, module: Any, cache: SlotCache):
+        attention = module.model.layers[0].self_attn
+        self.cache, self.scale = cache, attention.scaling
+        self.heads, self.kv_heads = module.config.num_attention_heads, module.config.num_key_value_heads
+        self.head_size: int = attention.head_dim
+        self.embed, self.norm = module.model.embed_tokens, Norm(module.model.norm)
+        self.layers = [_read_layer(layer, module.config) for layer in module.model.layers]
+        self.head = Projections([module.lm_head])
+        like = torch.zeros(1, 1, 1, dtype=module.dtype)
+        cos, sin = module.model.rotary_emb(like, torch.arange(cache.cells)[None])
+        half = self.head_size // 2
+        self.cos_C = cos[0, :, None, None, :half].contiguous()
+        self.sin_C = torch.stack([-sin[0, :, :half], sin[0, :, :half]], 1)[:, None].contiguous()
+
+    def __call__(
+        self, token_R: Tensor, positions: Sequence[int], kv_rows: Sequence[int], segments: Sequence[Segment]
+    ) -> Tensor:
+        """Return logits [R, V]. `kv_rows`: each row's place in the cache, which holds its keys and values up to its
+        position; this token's are written there."""
+        rows, size = len(positions), self.head_size
+        position_R, kv_R = torch.tensor(positions), torch.tensor(kv_rows)
+        cos_R, sin_R = self.cos_C[position_R], self.sin_C[position_R]
+        query, turned = self.heads * size, self.heads + self.kv_heads
+        x_RI: Tensor = self.embed(token_R)
+        for index, layer in enumerate(self.layers):
+            qkv_RO = layer.qkv(layer.before(x_RI), segments)
+            turn_RH2D = qkv_RO[:, : turned * size].view(rows, turned, 2, size // 2)
+            turned_RHD = (turn_RH2D * cos_R).addcmul_(turn_RH2D.flip(2), sin_R).view(rows, turned, size)
+            key_RHCD, value_RHCD = self.cache.key_RHCD[index], self.cache.value_RHCD[index]
+            key_RHCD[kv_R, :, position_R] = turned_RHD[:, self.heads :]
+            value_RHCD[kv_R, :, position_R] = qkv_RO[:, turned * size :].view(rows, self.kv_heads, size)
+            query_RHGD = turned_RHD[:, : self.heads].view(rows, self.kv_heads, -1, size)
+            read = []
+            for row, (kv, position) in enumerate(zip(kv_rows, positions, strict=True)):
+                first = 0 if layer.window is None else max(0, position - layer.window + 1)
+                cells = slice(first, position + 1)
+                key, value = key_RHCD[kv : kv + 1, :, cells], value_RHCD[kv : kv + 1, :, cells]
+                read.append(
+                    functional.scaled_dot_product_attention(query_RHGD[row : row + 1], key, value, scale=self.scale)
+                )
+            attended_RHGD = read[0] if rows == 1 else torch.cat(read)
+            x_RI = x_RI + layer.attention_out(attended_RHGD.reshape(rows, query), segments)
+            gate_RO, up_RO = layer.gate_up(layer.between(x_RI), segments).chunk(2, -1)
+            x_RI = x_RI.add_(layer.down(functional.silu(gate_RO).mul_(up_RO), segments))
+        return self.head(self.norm(x_RI), segments)
+
+
+def cpu_decoder(module: Any, cache: SlotCache) -> CpuDecoder | None:
+    """Make a decoder of a group's module; None where it has a part that the decoder does not know."""
+    config = module.config
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    known = config.model_type in FAMILIES and rope in FIXED_ROPE and getattr(config, "hidden_act", None) == "silu"
+    if not known or module.device.type != "cpu":
+        return None
+    for layer in module.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linear = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        linear += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        if not all(_is_linear(each) for each in linear) or not all(_is_norm(each) for each in norms):
+            return None
+    whole = (
+        _is_linear(module.lm_head) and _is_norm(module.model.norm) and type(module.model.embed_tokens) is nn.Embedding
+    )
+    return CpuDecoder(module, cache) if whole else None
+
+
+def _is_linear(layer: Any) -> bool:
+    return type(getattr(layer, "base_layer", layer)) in LAYERS
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    return type(layer).__name__.endswith("RMSNorm")
+
+
+def _read_layer(layer: Any, config: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
+    return Layer(
+        Norm(layer.input_layernorm),
+        Projections([attention.q_proj, attention.k_proj, attention.v_proj]),
+        Projections([attention.o_proj]),
+        Norm(layer.post_attention_layernorm),
+        Projections([mlp.gate_proj, mlp.up_proj]),
+        Projections([mlp.down_proj]),
+        window,
+    )

@@ -1,1 +1,0 @@
-"""Experiments: one folder each; what they share is in lab/. The library imports none of them."""

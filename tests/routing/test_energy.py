@@ -1,0 +1,224 @@
+"""Directions and energies against their definitions, for LoRA of many kinds and for full fine-tunes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from tessellm.errors import MemberError
+from tessellm.members import Loading, MemberSpec, load_member
+from tessellm.routing.directions import count_blocks, dense_weight, directions, linear_layers
+from tessellm.routing.energy import Energies, plan_blocks, shared_inputs, stack_directions, tapped
+
+from conftest import build_model, perturbed, save_lora
+
+IDS = torch.arange(4, 24)[None]
+
+
+def adapted(base: Any, **lora: Any) -> Any:
+    """The base with an adapter that does something, as members are loaded."""
+    settings = {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"], **lora}
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = get_peft_model(copy.deepcopy(base), LoraConfig(task_type="CAUSAL_LM", **settings)).get_base_model()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model.eval()
+
+
+def delta_of(base: Any, expert: Any, path: str) -> torch.Tensor:
+    """ΔW by PEFT's own account, or by subtraction."""
+    ours, theirs = base.get_submodule(path), expert.get_submodule(path)
+    if hasattr(theirs, "get_delta_weight"):
+        return theirs.get_delta_weight("default").detach()
+    return dense_weight(theirs) - dense_weight(ours)
+
+
+def slow_energies(base: Any, expert: Any, rank: int) -> torch.Tensor:
+    """‖ΔW x‖ / ‖x‖ of the `rank` leading directions, a layer at a time: [T, blocks]."""
+    inputs: dict[str, torch.Tensor] = {}
+    layers = linear_layers(base)
+    handles = [
+        module.register_forward_pre_hook(lambda _, given, path=path: inputs.update({path: given[0][0]}))
+        for path, module in layers.items()
+    ]
+    with torch.no_grad():
+        base(IDS)
+    for handle in handles:
+        handle.remove()
+    blocks = count_blocks(base)
+    found: list[list[torch.Tensor]] = [[] for _ in range(blocks)]
+    for path, x in inputs.items():
+        delta = delta_of(base, expert, path)
+        if delta.abs().max() > 0:
+            _, sigma, right = torch.linalg.svd(delta, full_matrices=False)
+            rows = (sigma[:, None] * right)[:rank]
+            found[int(path.split(".")[2])].append((x @ rows.T).norm(dim=-1) / x.norm(dim=-1))
+    return torch.stack([torch.stack(each).mean(0) for each in found], -1)
+
+
+def collect(base: Any, experts: list[Any], blocks: list[int]) -> Energies:
+    own = [directions(base, expert, f"e{n}", rows=64, full_rows=64) for n, expert in enumerate(experts)]
+    groups = shared_inputs(base, sorted({path for each in own for path in each}))
+    return Energies(stack_directions(groups, own, blocks), blocks, len(experts))
+
+
+def run(base: Any, energies: Energies, ids: torch.Tensor = IDS) -> None:
+    paths = list(energies._stacked)
+    with tapped(base, energies, paths), torch.no_grad():
+        base(ids)
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {},
+        {"r": 12, "use_rslora": True},
+        {"r": 1},
+        {"rank_pattern": {"q_proj": 5}, "alpha_pattern": {"v_proj": 20}},
+        {"target_modules": "all-linear"},
+    ],
+)
+def test_the_energies_of_lora_are_what_its_delta_does(lora: dict[str, Any]) -> None:
+    base = build_model(num_hidden_layers=3)
+    expert = adapted(base, **lora)
+    energies = collect(base, [expert], [0, 1, 2])
+    run(base, energies)
+    torch.testing.assert_close(energies.take()[0, ..., 0], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+
+
+def test_the_energies_of_several_experts_do_not_mix() -> None:
+    base = build_model()
+    experts = [adapted(base), perturbed(base, 1), adapted(base, target_modules=["o_proj"], r=9)]
+    energies = collect(base, experts, [0, 1])
+    run(base, energies)
+    found = energies.take()[0]
+    for number, expert in enumerate(experts):
+        torch.testing.assert_close(found[..., number], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+
+
+def test_conv1d_layers_count_too() -> None:
+    base = build_model("gpt2")
+    expert = perturbed(base, 1)
+    energies = collect(base, [expert], [0, 1])
+    run(base, energies)
+    torch.testing.assert_close(energies.take()[0, ..., 0], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_difference_is_decomposed_by_iteration() -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = build_model(hidden_size=320, intermediate_size=640, num_hidden_layers=1)
+    expert = perturbed(base, 1, scale=1e-4)
+    with torch.no_grad():
+        weight = expert.get_submodule("model.layers.0.mlp.up_proj").weight
+        weight += torch.randn(640, 5, generator=generator) @ torch.randn(5, 320, generator=generator) / 10
+    path = "model.layers.0.mlp.up_proj"
+    found = directions(base, expert, "e", full_rows=5)[path]
+    _, sigma, right = torch.linalg.svd(delta_of(base, expert, path), full_matrices=False)
+    torch.testing.assert_close(found.norm(dim=-1), sigma[:5], rtol=1e-3, atol=0)
+    exact = (sigma[:5, None] * right[:5]).T @ right[:5]
+    torch.testing.assert_close(found.T @ torch.nn.functional.normalize(found), exact, atol=1e-2, rtol=1e-2)
+
+
+def test_dora_counts_by_its_direction() -> None:
+    base = build_model()
+    with_dora, without = (directions(base, adapted(base, use_dora=dora), "e") for dora in (True, False))
+    assert with_dora.keys() == without.keys()
+
+
+def test_other_adapters_are_merged_to_be_compared() -> None:
+    from peft import LoHaConfig
+
+    base = build_model()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        config = LoHaConfig(r=2, target_modules=["q_proj"], init_weights=False)
+        expert = get_peft_model(copy.deepcopy(base), config).get_base_model()
+    found = directions(base, expert, "e", full_rows=64)
+    path = "model.layers.1.self_attn.q_proj"
+    delta = expert.get_submodule(path).get_delta_weight("default")
+    torch.testing.assert_close(found[path].norm(), delta.norm(), rtol=1e-3, atol=0)
+
+
+def test_adapters_on_quantised_layers_are_read() -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    base = build_model()
+    expert = adapted(base, target_modules=["q_proj"])
+    plain = directions(base, expert, "e")
+    for path in plain:
+        layer = expert.get_submodule(path)
+        layer.base_layer = bnb.nn.Linear4bit(32, 32, bias=False)
+        base.set_submodule(path, layer.base_layer)
+    assert directions(base, expert, "e").keys() == plain.keys()
+
+
+def test_modules_to_save_count_as_a_full_fine_tune(members_dir: Path, tmp_path: Path) -> None:
+    save_lora(members_dir / "base", tmp_path / "saved", modules_to_save=["lm_head"])
+    base = load_member("base", MemberSpec(str(members_dir / "base")), None, Loading())
+    expert = load_member("saved", MemberSpec(str(tmp_path / "saved")), base, Loading())
+    assert not expert.is_adapter
+    assert {path.rpartition(".")[2] for path in directions(base.model, expert.model, "e")} == {"q_proj", "v_proj"}
+
+
+def test_equal_weights_have_no_directions() -> None:
+    base = build_model()
+    assert directions(base, perturbed(base, 1, scale=0.0), "e") == {}
+    assert directions(base, base, "e") == {}
+    silent = adapted(base)
+    for name, parameter in silent.named_parameters():
+        if "lora_B" in name:
+            parameter.data.zero_()
+    assert directions(base, silent, "e") == {}
+
+
+def test_what_cannot_be_compared_is_refused_by_name() -> None:
+    base = build_model()
+    with pytest.raises(MemberError, match=r"'odd'.*no linear layer in common"):
+        directions(base, build_model("gpt2"), "odd")
+    with pytest.raises(MemberError, match=r"'wide'.*shape"):
+        directions(base, build_model(intermediate_size=128), "wide")
+    broken = perturbed(base, 1)
+    broken.get_submodule("model.layers.1.mlp.up_proj").weight.data[0, 0] = torch.nan
+    with pytest.raises(MemberError, match=r"'broken'.*up_proj.*not finite"):
+        directions(base, broken, "broken")
+
+
+def test_layers_with_one_input_are_one_group() -> None:
+    base = build_model()
+    groups = shared_inputs(base, [path for path in linear_layers(base) if "layers.0" in path])
+    short = sorted(sorted(path.rpartition(".")[2] for path in group) for group in groups)
+    assert short == [["down_proj"], ["gate_proj", "up_proj"], ["k_proj", "q_proj", "v_proj"], ["o_proj"]]
+
+
+def test_forward_passes_follow_one_another_until_they_are_taken() -> None:
+    base, expert = build_model(), perturbed(build_model(), 1)
+    energies = collect(base, [expert], [0, 1])
+    run(base, energies)
+    whole = energies.take()
+    paths = list(energies._stacked)
+    with tapped(base, energies, paths), torch.no_grad():
+        cache = base(IDS[:, :8], use_cache=True).past_key_values
+        base(IDS[:, 8:], past_key_values=cache)
+    torch.testing.assert_close(energies.take(), whole, rtol=1e-4, atol=1e-6)
+    assert energies.take().shape == (1, 0, 2, 1)
+    assert not any(module._forward_pre_hooks for module in base.modules())
+
+
+def test_half_precision_inputs_do_not_overflow() -> None:
+    base = build_model()
+    energies = collect(base, [perturbed(base, 1)], [0, 1])
+    path = next(iter(energies._stacked))
+    energies._add(path, 0, torch.full((1, 2, 32), 6e4, dtype=torch.float16))
+    assert energies.take().isfinite().all()
+
+
+def test_the_plan_begins_at_a_quarter_of_the_depth() -> None:
+    assert plan_blocks(30, 20) == list(range(7, 30))
+    assert plan_blocks(2, 1) == [0, 1]
+    assert plan_blocks(30, 100) == list(range(7, 30, 2))
