@@ -41,7 +41,7 @@ test-gpu: $(VENV)/.test  # needs a CUDA device and a torch that was built for it
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/pytest -m gpu
 
 test-kernels: $(VENV)/.kernels  # Triton's interpreter runs the kernels of the fused steps on the CPU
-	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/pytest -n auto tests/decoding/cuda/test_fused.py tests/decoding/cuda/test_fused_prompts.py tests/decoding/cuda/test_mixture.py tests/goldens/test_golden_launches.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/pytest -n auto tests/engine/cuda/test_fused.py tests/engine/cuda/test_fused_prompts.py tests/engine/cuda/test_mixture.py tests/goldens/test_golden_launches.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -25,8 +25,8 @@ import torch
 
 from random_models import random_composition
 from tessellm.bench.measure import engine_steps, random_prompts
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm.model import ComposedForCausalLM
 from tessellm_lab.common.claims import Claim, Result
 from tessellm_lab.common.loops import Loop, loop_steps

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation.draft_length import Pace
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
+from tessellm.engine.speculation.draft_length import Pace
 
 TOKENS = 4  # of a text: one after the prompt, then a draft of two and what follows it
 FEWEST = 5.0  # texts that a cell must be expected to hold

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessellm.decoding.requests import Request
+from tessellm.engine.requests import Request
 from tessellm.model import ComposedForCausalLM
 
 MARGIN = 1e-4

@@ -19,8 +19,8 @@ import torch
 from latency_case import EXPERTS, first_token_ms, matrix_rate, multiplied
 from random_models import random_composition
 from tessellm.bench.measure import random_prompts
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling, TokenChoice
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling, TokenChoice
 from tessellm.model.variants import with_rule
 
 RULES = ("mixture", "product")
@@ -78,8 +78,8 @@ class FirstToken:
     @torch.inference_mode()
     def parts(self) -> dict[str, Any]:
         """Milliseconds of the device for a prompt's pass without the rule, and with choices changed."""
-        from tessellm.decoding.cuda.fused import products, prompts
-        from tessellm.decoding.cuda.fused.library import wide_logits
+        from tessellm.engine.cuda.fused import products, prompts
+        from tessellm.engine.cuda.fused.library import wide_logits
 
         (group,) = self.engine("product", 512, fused=True).steps.work.groups
         fused, members = group.fused, len(group.members)

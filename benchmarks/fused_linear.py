@@ -16,7 +16,7 @@ import sys
 import torch
 import triton
 
-from tessellm.decoding.cuda.fused import layers
+from tessellm.engine.cuda.fused import layers
 from tessellm_lab.rule_cost.experiment import bandwidth
 
 LAYERS = {

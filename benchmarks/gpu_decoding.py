@@ -38,9 +38,9 @@ from random_models import base_alone, first_experts, random_composition
 from reference_overhead import RESULTS
 from step_profile import profiled
 from tessellm.bench.measure import bandwidth, engine_steps, in_words, measure, random_prompts
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
+from tessellm.engine.speculation import Speculation
 from tessellm.members.shared_tensors import unique_bytes
 from tessellm_lab.common.claims import Result
 from tessellm_lab.common.loops import loop_steps

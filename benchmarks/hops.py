@@ -27,8 +27,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tessellm
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = str(Path(tessellm.__file__).parent)

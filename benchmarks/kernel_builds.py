@@ -24,8 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from random_models import with_deltas
-from tessellm.decoding.cuda.fused import decoder, layers, library, prompts
-from tessellm.decoding.members.attention import SlotCache
+from tessellm.engine.cuda.fused import decoder, layers, library, prompts
+from tessellm.engine.members.attention import SlotCache
 
 KERNELS = (
     "attention_kernel", "combine_kernel", "embed_kernel", "residual_kernel", "linear_kernel", "thin_kernel",

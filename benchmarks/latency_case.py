@@ -18,11 +18,11 @@ import torch
 from random_models import random_composition
 from server_latency import LIMIT, spread
 from tessellm.bench.measure import random_prompts, synchronise
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.prefill_controller import Chunk
-from tessellm.decoding.preparation import prepare
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.prefill_controller import Chunk
+from tessellm.engine.preparation import prepare
+from tessellm.engine.requests import Request
+from tessellm.engine.sampling import Sampling
 
 EXPERTS = {"full": 2, "lora": 3}
 LOADS = (0.5, 0.8)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel
 
 from tessellm.compose import compose
-from tessellm.decoding.members.low_rank import LowRank
+from tessellm.engine.members.low_rank import LowRank
 from tessellm.errors import EngineError, nearest
 from tessellm.members.adapters import share
 from tessellm.model import ComposedForCausalLM

@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx
 
 from reference_overhead import RESULTS
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm_lab.common.claims import Claim, Result, at_least, at_most
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

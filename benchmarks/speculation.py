@@ -29,10 +29,10 @@ from transformers import LlamaForCausalLM
 import tessellm
 from draft_distribution import Draws, compared, draft_always, warm_draws
 from reference_overhead import RESULTS
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling, TokenChoice
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine.engine import Engine
+from tessellm.engine.requests import Request
+from tessellm.engine.sampling import Sampling, TokenChoice
+from tessellm.engine.speculation import Speculation
 from tessellm_lab.common.claims import Claim, Result, at_least
 from tessellm_lab.letters_demo.letters import (
     END_OF_PROMPT,

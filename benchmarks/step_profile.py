@@ -16,8 +16,8 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from tessellm.bench.measure import engine_steps, synchronise
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 
 SHOWN = 24
 

@@ -26,8 +26,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tessellm
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm_lab.common.claims import Claim, Result
 
 CONFIG = LlamaConfig(

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.requests import Request
+from tessellm.engine.sampling import Sampling
 
 
 @dataclass

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessellm.decoding.cuda import graphs
-from tessellm.decoding.cuda.graphs import GraphExecutor
-from tessellm.decoding.cuda.slot_executor import SlotExecutor, workspace
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.prefill_pace import PrefillPace
-from tessellm.decoding.routes import Routes
+from tessellm.engine.cuda import graphs
+from tessellm.engine.cuda.graphs import GraphExecutor
+from tessellm.engine.cuda.slot_executor import SlotExecutor, workspace
+from tessellm.engine.engine import Engine
+from tessellm.engine.prefill_pace import PrefillPace
+from tessellm.engine.routes import Routes
 
 from replay_tape import REFUSAL, LikeCuda, Pool, Run, Tape
 

@@ -13,8 +13,8 @@ import transformers
 
 import tessellm
 from equality import disagreements, fragile, reference_rows
-from tessellm.decoding import assembly
-from tessellm.decoding.requests import Request
+from tessellm.engine import assembly
+from tessellm.engine.requests import Request
 
 from conftest import VOCAB, build_model, character_tokenizer, perturbed, save_lora, save_member
 
@@ -96,7 +96,7 @@ def stacking(stacked: bool = True) -> Iterator[None]:
 
 
 def stacked_engine(model: Any, stacked: bool, **settings: Any) -> Any:
-    from tessellm.decoding.engine import Engine
+    from tessellm.engine.engine import Engine
 
     with stacking(stacked):
         return Engine(model, **settings)
@@ -104,6 +104,6 @@ def stacked_engine(model: Any, stacked: bool, **settings: Any) -> Any:
 
 def alone(model: Any, prompt: list[int], sampling: Any = None, **settings: Any) -> Request:
     """The same request with nobody beside it."""
-    from tessellm.decoding.engine import Engine
+    from tessellm.engine.engine import Engine
 
     return Engine(model, slots=1, **settings).generate([prompt], sampling)[0]

@@ -199,8 +199,8 @@ def locked(composed: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def expected(composed: tuple[Any, Path]) -> list[str]:
     """What the engine writes for each client of clients.py, one at a time."""
-    from tessellm.decoding.engine import Engine
-    from tessellm.decoding.sampling import Sampling
+    from tessellm.engine.engine import Engine
+    from tessellm.engine.sampling import Sampling
 
     from clients import CLIENTS, NEW, prompt
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import tessellm
-from tessellm.decoding.buffers import RowOrder, TokenBatch
-from tessellm.decoding.cuda.fused.decoder import FusedDecoder, fuse
-from tessellm.decoding.members.groups import make_groups, member_logits
+from tessellm.engine.buffers import RowOrder, TokenBatch
+from tessellm.engine.cuda.fused.decoder import FusedDecoder, fuse
+from tessellm.engine.members.groups import make_groups, member_logits
 
 from conftest import build_model, perturbed, save_lora, save_member
 

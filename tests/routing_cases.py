@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessellm.decoding.requests import Request
+from tessellm.engine.requests import Request
 from tessellm.routing import BASE, Route, RoutedPrompt
 from tessellm.rules.components import component_logp, mix, update
 

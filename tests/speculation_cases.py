@@ -10,10 +10,10 @@ import torch
 
 import tessellm
 from draft_distribution import draft_always
-from tessellm.decoding import buffers
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.requests import Request
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine import buffers
+from tessellm.engine.engine import Engine
+from tessellm.engine.requests import Request
+from tessellm.engine.speculation import Speculation
 
 from conftest import build_model, perturbed
 from decoding_cases import prompts

@@ -30,7 +30,7 @@ LIBRARY = [  # the path of a token, upwards: a module imports from its own folde
     "checkpoint",
     "recipe",
     "load",
-    "decoding",
+    "engine",
     "text",
 ]
 USES: dict[str, set[str]] = {  # what is made of the library: any of it, and of each other no more than this
@@ -138,7 +138,7 @@ def test_the_check_sees_imports() -> None:
     assert "checkpoint" not in imported(composed, later=False)
     assert "checkpoint" in imported(composed, later=True)
     assert "compose" in imported(SOURCE / "recipe.py", later=False)
-    assert "decoding" in imported(SOURCE / "decoding" / "cuda" / "fused" / "decoder.py", later=False)
+    assert "engine" in imported(SOURCE / "engine" / "cuda" / "fused" / "decoder.py", later=False)
 
 
 def test_rules_import_torch_alone() -> None:
@@ -164,7 +164,7 @@ def printed(code: str) -> str:
         "import tessellm",
         "from transformers import AutoModelForCausalLM; import tessellm",
         "import tessellm, importlib.util as u; u.find_spec('transformers'); import transformers.generation.utils",
-        "import tessellm.decoding.engine",
+        "import tessellm.engine.engine",
     ],
 )
 def test_importing_is_light_and_registers_with_hugging_face(first: str) -> None:

@@ -14,7 +14,7 @@ MOST = 8
 PRESCRIBED = {  # signatures of transformers', and the one that users write, whose arguments are all by keyword
     ("compose.py", "compose"),
     ("model/composed.py", "forward"),
-    ("decoding/members/attention.py", "slot_attention"),
+    ("engine/members/attention.py", "slot_attention"),
 }
 
 

@@ -12,8 +12,8 @@ import torch
 import tessellm
 from random_models import first_experts, random_composition
 from tessellm.bench.measure import bandwidth, bytes_a_step, engine_steps, measure
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.members.groups import plan_groups
+from tessellm.engine.engine import Engine
+from tessellm.engine.members.groups import plan_groups
 from tessellm.errors import EngineError
 
 from conftest import build_model

@@ -10,7 +10,7 @@ import torch
 
 import draft_distribution as distribution
 from draft_distribution import compared, draw, p_value, warm_draws
-from tessellm.decoding.engine import Engine
+from tessellm.engine.engine import Engine
 
 from speculation_cases import bias, drafting, tiny
 

@@ -9,7 +9,7 @@ import torch
 
 from random_models import random_composition
 from step_profile import own_times, profiled
-from tessellm.decoding.engine import Engine
+from tessellm.engine.engine import Engine
 
 
 def launch(name: str, begin: float, duration: float, grid: list[int] | None = None) -> dict[str, Any]:

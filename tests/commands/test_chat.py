@@ -19,7 +19,7 @@ import torch
 
 import tessellm
 from tessellm import checkpoint
-from tessellm.decoding.engine import Engine
+from tessellm.engine.engine import Engine
 from tessellm.errors import PromptError
 from tessellm.load import load_speaker
 from tessellm.routing import calibrated

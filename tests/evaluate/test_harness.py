@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 import tessellm
-from tessellm.decoding.requests import RequestLimits
+from tessellm.engine.requests import RequestLimits
 from tessellm.errors import MemberError
 from tessellm.evaluate import writer
 from tessellm.evaluate.harness import ComposedLM

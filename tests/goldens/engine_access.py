@@ -17,11 +17,11 @@ import torch
 
 from draft_distribution import draft_always
 from random_models import with_deltas
-from tessellm.decoding.cuda import slot_executor
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.members import groups
-from tessellm.decoding.sampling import Sampling, uniform
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine.cuda import slot_executor
+from tessellm.engine.engine import Engine
+from tessellm.engine.members import groups
+from tessellm.engine.sampling import Sampling, uniform
+from tessellm.engine.speculation import Speculation
 from tessellm.model.variants import alone
 from tessellm.text.generate import generate_rows
 from tessellm.text.options import TextOptions
@@ -91,7 +91,7 @@ def write_texts(model: Any, prompts: Sequence[str], engine: str, **options: Any)
 def fused_engine(model: Any, slots: int, context: int, lookup: bool, graphs: bool, checked: bool) -> Iterator[Any]:
     """Yield a function as `write` whose forwards all run the fused kernels, as on a GPU. `graphs`: by captured steps,
     whose batch sizes and KV lengths come in buckets; `checked`: the engine compares itself with its members first."""
-    from tessellm.decoding.cuda.fused.decoder import fuse
+    from tessellm.engine.cuda.fused.decoder import fuse
 
     def run(prompts: Any, asked: Any, chunk: int) -> list[Written]:
         speculation = Speculation("lookup") if lookup else None
@@ -142,7 +142,7 @@ def recorded(execute: bool) -> Iterator[list[Launch]]:
 
 def _as_on_hopper(patch: pytest.MonkeyPatch) -> None:
     """Let launches ask to overlap, as they do on an H200: the interpreter cannot run those."""
-    from tessellm.decoding.cuda.fused import decoder, layers, library, overlap, prompts
+    from tessellm.engine.cuda.fused import decoder, layers, library, overlap, prompts
 
     own = overlap.overlapping
     patch.setattr(overlap, "_is_able", lambda device: True)

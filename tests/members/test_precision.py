@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tessellm
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm.members import precision
 from tessellm.model.heads import Float32Head
 from tessellm.rules import normalised
@@ -55,7 +55,7 @@ def test_the_engine_has_float32_logits_too(members_dir: Path, experts: str, monk
         seen.append(logits_NV.dtype)
         return normalised(logits_NV)
 
-    monkeypatch.setattr("tessellm.decoding.members.branches.normalised", watched)
+    monkeypatch.setattr("tessellm.engine.members.branches.normalised", watched)
     inputs = model.tokenizer("abc", return_tensors="pt").input_ids
     Engine(model, 1, 16).generate(inputs.tolist(), Sampling(max_new_tokens=4))
     assert seen

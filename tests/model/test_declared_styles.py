@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tessellm
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm.errors import MemberError, RecipeError
 from tessellm.inspect.inspection import inspect_model
 from tessellm.inspect.planning import read_needs

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import tessellm
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.sampling import Sampling
 from tessellm.rules import product
 
 ADAPTERS = Path(__file__).parents[2] / "adapters" / "smollm2"

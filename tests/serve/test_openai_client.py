@@ -10,9 +10,9 @@ import openai
 import pytest
 import torch
 
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.requests import Request
+from tessellm.engine.sampling import Sampling
 
 pytestmark = pytest.mark.xdist_group("serve")  # one worker, so that servers are started once
 PROMPT = "what is 2+2?"

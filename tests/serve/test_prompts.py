@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tessellm.decoding.engine import Engine
+from tessellm.engine.engine import Engine
 from tessellm.serve.prompts import Prompts
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.scheduler import Scheduler

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.requests import Request
-from tessellm.decoding.sampling import Sampling
+from tessellm.engine.engine import Engine
+from tessellm.engine.requests import Request
+from tessellm.engine.sampling import Sampling
 from tessellm.serve.choices import RunningChoice
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.scheduler import Job, Scheduler

@@ -12,7 +12,7 @@ import torch
 
 import tessellm
 from draft_distribution import draft_always
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine.speculation import Speculation
 from tessellm.serve import server
 from tessellm.serve.refusals import Refusal
 from tessellm.serve.schema import CompletionRequest

@@ -9,8 +9,8 @@ import pytest
 
 import tessellm
 from draft_distribution import draft_always
-from tessellm.decoding.engine import Engine
-from tessellm.decoding.speculation import Speculation
+from tessellm.engine.engine import Engine
+from tessellm.engine.speculation import Speculation
 from tessellm.evaluate.writer import Ask, BlockWriter
 from tessellm.text.engines import engine_for
 from tessellm.text.generate import by_engine, generate_texts

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..decoding.engine import Engine
-from ..decoding.sampling import Sampling
-from ..decoding.speculation import Speculation
+from ..engine.engine import Engine
+from ..engine.sampling import Sampling
+from ..engine.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
 from ..model.variants import alone, is_alone

@@ -32,7 +32,7 @@ def bench(model: ModelPath, *, swept: SweepOptions, speaker: SpeakerOptions, jso
     import torch
 
     from ..bench.measure import sweep
-    from ..decoding.speculation import Speculation
+    from ..engine.speculation import Speculation
     from ..provenance import environment
 
     speculation = Speculation(swept.speculate) if swept.speculate is not None else None

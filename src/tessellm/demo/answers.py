@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..decoding.engine import Engine
-from ..decoding.requests import Request
-from ..decoding.sampling import Sampling
+from ..engine.engine import Engine
+from ..engine.requests import Request
+from ..engine.sampling import Sampling
 from ..model import ComposedForCausalLM
 from ..model.variants import alone
 from ..rules import Explanation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..decoding.memory import free_bytes
+from ..engine.memory import free_bytes
 from ..rules import Explanation
 
 MOST_BYTES = 1 << 31

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from ..decoding.engine import Engine
+from ..engine.engine import Engine
 from ..errors import PromptError, TessellmError
 from ..model import ComposedForCausalLM
 from ..text.engines import engine_for

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..checkpoint import read_config, saved_members, saved_spec
 from ..compose import rule_entry, styled_entry
-from ..decoding.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
+from ..engine.memory import SlotBytes, SlotPlan, cell_values, fit, row_bytes
 from ..errors import MemberError, RecipeError, nearest
 from ..members import Loading, load_config
 from ..members.gguf_files import count_parameters

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..decoding.requests import Request
+from ..engine.requests import Request
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 NATS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)

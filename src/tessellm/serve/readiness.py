@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from ..decoding.engine import Engine
-from ..decoding.preparation import Prepared, prepare
-from ..decoding.requests import Request
-from ..decoding.sampling import Sampling
+from ..engine.engine import Engine
+from ..engine.preparation import Prepared, prepare
+from ..engine.requests import Request
+from ..engine.sampling import Sampling
 from .targets import Targets, top
 
 TOKENS, NEW = 8, 2  # of the requests that are tried

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from ..decoding.engine import Engine
-from ..decoding.requests import Request
+from ..engine.engine import Engine
+from ..engine.requests import Request
 from ..text.stops import StopFinder
 from ..text.writer import Ordered, Writer
 from .refusals import busy, unavailable

@@ -10,11 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..decoding.engine import Engine
-from ..decoding.memory import plan_slots
-from ..decoding.requests import Request
-from ..decoding.sampling import Sampling
 from ..diagnose.shown import colour, line_style
+from ..engine.engine import Engine
+from ..engine.memory import plan_slots
+from ..engine.requests import Request
+from ..engine.sampling import Sampling
 from ..errors import FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from ..model.temperature import COLDEST

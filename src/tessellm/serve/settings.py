@@ -7,7 +7,7 @@ import math
 import socket
 from dataclasses import dataclass
 
-from ..decoding.speculation import Speculation
+from ..engine.speculation import Speculation
 from ..errors import RecipeError
 
 PARTING = 10  # seconds to tell clients that their time is over

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..decoding.engine import Engine
-from ..decoding.memory import plan_slots
-from ..decoding.requests import Request
-from ..decoding.sampling import Sampling
+from ..engine.engine import Engine
+from ..engine.memory import plan_slots
+from ..engine.requests import Request
+from ..engine.sampling import Sampling
 from ..errors import FastPathError, GenerationError, PromptError, nearest, quoted
 from ..model import ComposedForCausalLM
 from ..routing.route import BASE, Route

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..decoding.engine import Engine
-from ..decoding.speculation import Speculation
+from ..engine.engine import Engine
+from ..engine.speculation import Speculation
 from ..errors import EngineError
 from ..model import ComposedForCausalLM
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from ..decoding.engine import Engine
-from ..decoding.speculation import Speculation
+from ..engine.engine import Engine
+from ..engine.speculation import Speculation
 from ..errors import EngineError, GenerationError
 from ..model import ComposedForCausalLM
 from .engines import engine_for

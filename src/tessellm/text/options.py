@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..decoding.sampling import Sampling
+from ..engine.sampling import Sampling
 from .chat import Chat
 
 SEED_BITS = 24  # of a request's seed: which of the texts that share the user's seed it is

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..decoding.engine import Engine
-from ..decoding.requests import Request
+from ..engine.engine import Engine
+from ..engine.requests import Request
 from .options import TextOptions
 from .stops import StopFinder, stop_finder
 
