@@ -87,9 +87,14 @@ def data_folder(given: Path | None = None) -> Path:
 def read(folder: Path, name: str, split: str, limit: int | None = None) -> list[Example]:
     """The examples of a skill (or of plain, humaneval) in that split, the first `limit` of them."""
     path = folder / f"{name}.{split}.jsonl.gz"
+    return [_example(line, f"{path}, line {number}") for number, line in enumerate(read_texts(path, limit), 1)]
+
+
+def read_texts(path: Path, limit: int | None = None) -> list[str]:
+    """The first `limit` lines of a gzipped file."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = file.readlines()[:limit]
+            return file.readlines()[:limit]
     except FileNotFoundError as error:
         raise PromptError(
             f'{path} is missing: expected lines of {{"prompt": "…", "answer": "…"}}. lab/docs/experiments-real.md says '
@@ -97,7 +102,6 @@ def read(folder: Path, name: str, split: str, limit: int | None = None) -> list[
         ) from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise PromptError(f"{path} cannot be read: it is cut off or no gzip file. Copy or download it again") from error
-    return [_example(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
 def _example(line: str, where: str) -> Example:
