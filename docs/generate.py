@@ -1,6 +1,7 @@
-"""Generated blocks of README and pages: `python docs/generate.py` writes them, `--check` asks whether they are current.
+"""Generated blocks of the README, and the notebook: `python docs/generate.py` writes them, `--check` compares.
 
-The tree's comments are the first lines of the modules' docstrings.
+The tree's comments are the first lines of the modules' docstrings. `--show NAME` prints the tables of one result; the
+site's pages on results are made of the same tables when it is built (build_pages.py).
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-DIAGNOSE = ROOT / "docs" / "diagnose.md"
-SERVE = ROOT / "docs" / "serve.md"
-TABLE = ROOT / "lab" / "docs" / "experiments-table.md"
+SCRIPT = ROOT / "examples" / "first_ten_minutes.py"  # the notebook's cells
 LAB = ROOT / "lab"
 KEPT = {ROOT / "docs" / "results.md": ROOT / "results", LAB / "docs" / "results.md": LAB / "results"}
 FOLDERS = {
@@ -27,25 +27,114 @@ FOLDERS = {
     "data/": "samples of the test splits that they are judged on",
     "tests/": "mirror src",
     "recipes/": "ready YAML",
-    "examples/": "short scripts",
+    "examples/": "short scripts, and a notebook for the first ten minutes",
     "benchmarks/": "speed, as ratios in one run",
-    "docs/": "one page per capability; architecture.md for who changes the code; log.md: what did not work",
+    "docs/": "one page per capability; architecture.md for who changes the code; log.md: what was tried and dropped",
     "results/": "JSON and figures with commit, seed, versions and hardware",
 }
 
-HEADLINES = {  # (result, claim): the README's ten rows, in a user's words
-    ("real", "five-shares"): "five real LoRA experts at once: mean share of their scores; of merges, Arrow, a router",
-    ("real", "five-write-math"): "the same, math: share of the expert's score",
-    ("real", "five-read-plain"): "the same, text that concerns no expert: nats per token over the base's",
-    ("many-experts", "thirteen"): "13 experts at once: worst share right, rule `evidence`",
-    ("many-experts", "collapse"): "13 experts at once: best share right, Eq. 2 (`product`)",
-    ("table", "mixed"): "problems that need the math and the coding expert: share right, composed",
-    ("table", "mixed-merges"): "the same: how far above every merge of the weights, lowest end of the intervals",
-    ("prediction", "spearman"): "`diagnose`: rank correlation of predicted and measured share right, 224 compositions",
-    ("gpu-decoding", "equal-tokens"): "the engine: share of greedy tokens that are not the reference's",
-    ("gpu-decoding", "full-ms"): "three models in Gemma 2 2B's shapes, batch 1: milliseconds per token",
-}
-TIMES = ("first_token", "between_tokens")
+RULE = "belief (default)"  # the column of the default rule in the result `real`
+MERGES = ("task-arithmetic", "ties", "dare", "slerp", "linear")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row of the README's table: what was measured, in which result, ours and a peer's out of its tables."""
+
+    words: str
+    result: str
+    ours: Callable[[Any], object]
+    peer: Callable[[Any], object]
+
+
+def best(shares: dict[str, float], names: Sequence[str], choose: Callable[..., str] = max) -> str:
+    """The best of some columns, with its name."""
+    name = choose(names, key=lambda name: shares[name])
+    return f"{name} {shown(shares[name])}"
+
+
+def real_shares(tables: Any) -> dict[str, float]:
+    found: dict[str, float] = tables["sets"]["five"]["mean share of the expert's score"]
+    return found
+
+
+def plain(tables: Any, column: str) -> float:
+    cells = tables["sets"]["five"]["tasks"]["plain"]
+    return float(cells[column]["nats"] / cells["base"]["nats"])
+
+
+def mixed(tables: Any) -> dict[str, float]:
+    return {column: cell["mean"] for column, cell in tables["cells"]["mixed"].items()}
+
+
+def letters(tables: Any, rule: str) -> float:
+    (cell,) = (each for each in tables["letters"] if each["experts"] == 13 and each["length"] == 31)
+    return float(cell["rules"][rule]["share"])
+
+
+PEERS = ("Arrow, top-k 1", "Arrow, top-k 3", "ties λ=1", "task-arithmetic λ=0.3", "dare-ties λ=0.5", "router")
+HEADLINES = [
+    Headline(
+        "five real LoRA experts at once: mean share of each expert's own score",
+        "real",
+        lambda tables: real_shares(tables)[RULE],
+        lambda tables: best(real_shares(tables), PEERS),
+    ),
+    Headline(
+        "the same; the peer is one LoRA trained on all data",
+        "real",
+        lambda tables: real_shares(tables)[RULE],
+        lambda tables: real_shares(tables)["one LoRA on all data"],
+    ),
+    Headline(
+        "text that concerns no expert: nats per token over the base's",
+        "real",
+        lambda tables: plain(tables, RULE),
+        lambda tables: best({column: plain(tables, column) for column in PEERS}, PEERS, min),
+    ),
+    Headline(
+        "problems that need two experts, by Eq. 2: share right",
+        "table",
+        lambda tables: mixed(tables)["composed by Eq. 2"],
+        lambda tables: best(mixed(tables), MERGES),
+    ),
+    Headline(
+        "13 disjoint experts at once, rule `evidence`: share of strings right",
+        "many-experts",
+        lambda tables: letters(tables, "evidence"),
+        lambda tables: f"Eq. 2 {shown(letters(tables, 'eq2'))}",
+    ),
+    Headline(
+        "`diagnose`: rank correlation of predicted and measured share right",
+        "prediction",
+        lambda _: claim("prediction", "spearman"),
+        lambda _: f"mean KL {shown(claim('prediction', 'naive'))}",
+    ),
+    Headline(
+        "three models in Gemma 2 2B's shapes, batch 1: times the notebook loop's speed; on another host",
+        "gpu-decoding",
+        lambda _: claim("gpu-decoding", "full-notebook"),
+        lambda _: f"{shown(claim('gpu-decoding-fast-host', 'full-notebook'))}",
+    ),
+    Headline(
+        "32 requests at once, Eq. 2, one CPU thread: tokens/s",
+        "vllm-throughput",
+        lambda tables: tables["product"]["engine"],
+        lambda tables: f"vLLM {shown(tables['product']['vllm'])}",
+    ),
+    Headline(
+        "gaps between tokens on two CPU cores at 80 % load: 99 % over the median",
+        "latency",
+        lambda _: claim("latency", "gaps-composition-0.8"),
+        lambda _: f"vLLM {shown(claim('latency', 'gaps-vLLM-0.8'))}",
+    ),
+    Headline(
+        "the engine: share of greedy tokens that are not the reference's",
+        "gpu-decoding",
+        lambda _: claim("gpu-decoding", "equal-tokens"),
+        lambda _: "",
+    ),
+]
 MARKS = {True: "yes", False: "**no**", None: ""}
 
 
@@ -60,15 +149,21 @@ def contents_of(folder: Path) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
+def claim(name: str, claim_id: str) -> object:
+    """The value of one claim."""
+    (found,) = [each for each in contents()[name]["claims"] if each["id"] == claim_id]
+    return found["value"]
+
+
 def results() -> Iterator[str]:
     """The headlines, and one line on what did not hold."""
-    yield "| what | measured | target | holds | result, on |"
-    yield "|---|---|---|---|---|"
+    yield "| what | ours | peer | result, on |"
+    yield "|---|---|---|---|"
     every = contents()
-    for (name, claim_id), words in HEADLINES.items():
-        content = every[name]
-        (claim,) = [claim for claim in content["claims"] if claim["id"] == claim_id]
-        yield row(words, *cells_of(claim, content)[1:], f"{name}, {content['hardware']}")
+    for each in HEADLINES:
+        content = every[each.result]
+        ours, peer = (shown(get(content["tables"])) for get in (each.ours, each.peer))
+        yield row(each.words, ours, peer, f"{each.result}, {content['hardware']}")
     yield ""
     yield not_held(every)
 
@@ -78,22 +173,31 @@ def not_held(every: dict[str, Any]) -> str:
     judged = sum(claim["holds"] is not None for content in every.values() for claim in content["claims"])
     failed = {name: sum(map(failing, content["claims"])) for name, content in every.items()}
     pages = {name: page.relative_to(ROOT) for page, folder in KEPT.items() for name in contents_of(folder)}
-    where = ", ".join(f"[{name}]({pages[name]}#{name}) ({count})" for name, count in failed.items() if count)
+    where = ", ".join(f"[{name}]({pages[name]}) ({count})" for name, count in failed.items() if count)
     return f"Of {judged} claims with a target, {sum(failed.values())} did not hold: {where}."
 
 
 def all_results(folder: Path) -> Iterator[str]:
     """Every claim of every result there."""
-    for name, content in contents_of(folder).items():
-        size = f", size {content['size']}" if content["size"] else ""
-        yield f"## {name}"
-        yield ""
-        yield f"Seed {content['seed']}{size}, {content['hardware']}, commit {content['commit'][:7]}."
-        yield ""
-        yield "| claim | measured | target | holds |"
-        yield "|---|---|---|---|"
-        for claim in content["claims"]:
-            yield row(*cells_of(claim, content))
+    for name in contents_of(folder):
+        yield from result(name)
+
+
+def result(name: str) -> Iterator[str]:
+    """The claims of one result, and what else a user wants to see of it."""
+    content = contents()[name]
+    size = f", size {content['size']}" if content["size"] else ""
+    yield f"## {name}"
+    yield ""
+    yield f"Seed {content['seed']}{size}, {content['hardware']}, commit {content['commit'][:7]}."
+    yield ""
+    yield "| claim | measured | target | holds |"
+    yield "|---|---|---|---|"
+    for claim in content["claims"]:
+        yield row(*cells_of(claim, content))
+    yield ""
+    if name in DETAILS:
+        yield from DETAILS[name]()
         yield ""
 
 
@@ -147,66 +251,6 @@ def tree() -> Iterator[str]:
     yield "```"
 
 
-def prediction() -> Iterator[str]:
-    content = contents()["prediction"]
-    yield f"Seed {content['seed']}, {content['hardware']}, commit {content['commit'][:7]}."
-    yield ""
-    yield "| what | value |"
-    yield "| --- | --- |"
-    for claim in content["claims"]:
-        yield row(claim["statement"], shown(claim["value"]))
-
-
-def table() -> Iterator[str]:
-    """The table in miniature: shares right with intervals."""
-    content = contents()["table"]
-    cells, kinds = content["tables"]["cells"], list(content["tables"]["cells"])
-    seeds, parameters = len(content["tables"]["seeds"]), content["tables"]["seeds"][0]["parameters"]
-    yield (
-        f"Size {content['size']}: {parameters / 1e6:.1f} million parameters, seeds {content['seed']} to "
-        f"{content['seed'] + seeds - 1}, {cells[kinds[0]]['base']['problems']} problems a kind; {content['hardware']}, "
-        f"commit {content['commit'][:7]}. Shares right in percent, with 95 % intervals."
-    )
-    yield ""
-    yield "| | " + " | ".join(kinds) + " |"
-    yield "| --- |" + " --- |" * len(kinds)
-    for column in cells[kinds[0]]:
-        shares = (cells[kind][column] for kind in kinds)
-        told = (f"{100 * s['mean']:.1f} ({100 * s['low']:.0f}–{100 * s['high']:.0f})" for s in shares)
-        yield f"| {column} | " + " | ".join(told) + " |"
-    yield ""
-    yield "| claim | value | target | holds |"
-    yield "| --- | --- | --- | --- |"
-    for claim in content["claims"]:
-        yield row(*cells_of(claim, content))
-    yield ""
-    yield "![Shares right by kind of problem and column](../results/table.png)"
-
-
-def serving() -> Iterator[str]:
-    """The server's latencies, and what a minute of many clients did to it."""
-    content = contents()["serve-latency"]
-    tables, claims = content["tables"], {claim["id"]: claim for claim in content["claims"]}
-    load, machine = tables["load"], tables["machine"]
-    yield (
-        f"{machine['cores']} cores of an {content['hardware']} with a load average of "
-        f"{machine['load_average_before']:.1f} from other work before it began; commit {content['commit'][:7]}."
-    )
-    yield ""
-    yield "| clients | first token, ms (median, 95 %) | between tokens, ms | tokens a second |"
-    yield "|---|---|---|---|"
-    for count, found in ((name.partition(" ")[0], each) for name, each in tables.items() if name.endswith(" clients")):
-        times = (f"{found[key]['median_ms']:.0f}, {found[key]['p95_ms']:.0f}" for key in TIMES)
-        yield row(count, *times, f"{found['tokens_per_second']:.0f}")
-    yield ""
-    yield (
-        f"16 clients get {claims['batching']['value']:.1f} times the tokens of one. 200 clients for a minute, a third "
-        f"of which hang up: {load['answers']} whole answers, {100 * load['other_text']:.3g} % of them with "
-        f"another text than the engine writes alone; {load['slots_left']:.0f} slots did not return, and the process of "
-        f"{load['memory_mib']:.0f} MiB was {load['memory_growth_mib']:.1f} MiB larger afterwards."
-    )
-
-
 def latency() -> Iterator[str]:
     """What users of a server feel: a composition and its base alone."""
     content = contents()["latency"]
@@ -235,41 +279,7 @@ def latency() -> Iterator[str]:
     yield f"From process start to ready: {ready}. Requests per second with as many clients as slots: {rates}."
 
 
-def loaded() -> Iterator[str]:
-    """What minutes of clients that stream, hang up, idle or send nonsense did to a server on a real model."""
-    content = contents()["serve-load"]
-    claims = {claim["id"]: claim["value"] for claim in content["claims"]}
-    load, machine = content["tables"]["load"], content["tables"]["machine"]
-    memory = load["memory_every_half_minute_mib"]
-    odd = ", ".join(f"{times} with {status}" for status, times in load["odd"].items())
-    yield (
-        f"{machine['cores']} cores of an {content['hardware']}, which other work kept busy (load average "
-        f"{machine['load_average_before']:.1f} before it began, {machine['load_average_after']:.1f} after it); commit "
-        f"{content['commit'][:7]}."
-    )
-    yield ""
-    yield "| 50 streaming clients for ten minutes, a third of the answers cut off by their clients | |"
-    yield "|---|---|"
-    drained, after = load["drain"], load["memory_mib"] + load["memory_growth_mib"]
-    rows = {
-        "whole answers; cut off": f"{load['answers']}; {load['hung_up']}",
-        "whole answers with another text than alone (float32, greedy)": load["other_texts"],
-        "answers that failed": claims["failed"],
-        "memory of the process before, after half of the time, afterwards, MiB": (
-            f"{load['memory_mib']:.0f}, {memory[len(memory) // 2]}, {after:.0f}"
-        ),
-        "connections beside it that ask once and then idle; opened, since dropped ones are replaced": (
-            f"1,000; {load['idle']['opened']:,}"
-        ),
-        "odd requests beside it, by answer": odd,
-        "slots in use under load afterwards": f"{drained['slots_used']:.0f} of {load['slots']:.0f}",
-        "SIGTERM with 50 answers under way": (
-            f"{drained['answers']} finished in {drained['seconds']:.0f} s, exit code {drained['exit_code']}"
-        ),
-        "tracebacks in the log": load["tracebacks"],
-    }
-    for what, value in rows.items():
-        yield row(what, str(value))
+DETAILS = {"latency": latency}
 
 
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
@@ -279,6 +289,21 @@ def with_block(text: str, name: str, lines: Iterator[str]) -> str:
     return found.sub(lambda _: block, text)
 
 
+def notebook(script: str) -> str:
+    """A script in the percent format as a notebook without outputs."""
+    cells = []
+    for part in re.split(r"^# %%", script, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        if prose := "markdown" in head:
+            body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+        source = body.strip("\n").splitlines(keepends=True)
+        kind = {"cell_type": "markdown"} if prose else {"cell_type": "code", "execution_count": None, "outputs": []}
+        cells.append({"id": f"cell-{len(cells)}", "metadata": {}, **kind, "source": source})
+    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    content = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
 def figures() -> dict[Path, bytes]:
     """The results' figures, where the pages can show them; the lab's pages show those of lab/results/."""
     return {ROOT / "docs" / "images" / path.name: path.read_bytes() for path in (ROOT / "results").glob("*.png")}
@@ -286,22 +311,19 @@ def figures() -> dict[Path, bytes]:
 
 def pages() -> dict[Path, str]:
     """Pages with generated blocks, as they should be."""
-    readme, page, served = (path.read_text(encoding="utf-8") for path in (README, DIAGNOSE, SERVE))
+    readme = README.read_text(encoding="utf-8")
     return {
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
-        DIAGNOSE: with_block(page, "prediction", prediction()),
-        TABLE: with_block(TABLE.read_text(encoding="utf-8"), "table", table()),
-        **{
-            each: with_block(each.read_text(encoding="utf-8"), "all results", all_results(folder))
-            for each, folder in KEPT.items()
-        },
-        SERVE: with_block(with_block(with_block(served, "serving", serving()), "latency", latency()), "load", loaded()),
+        SCRIPT.with_suffix(".ipynb"): notebook(SCRIPT.read_text(encoding="utf-8")),
     }
 
 
 def main() -> int:
     wanted: dict[Path, bytes] = {path: text.encode() for path, text in pages().items()} | figures()
     stale = [path for path, data in wanted.items() if not path.is_file() or path.read_bytes() != data]
+    if "--show" in sys.argv:
+        print("\n".join(result(sys.argv[-1])))
+        return 0
     if "--check" in sys.argv:
         if stale:
             print(f"out of date: {', '.join(str(path) for path in stale)}: run python docs/generate.py")

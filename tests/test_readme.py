@@ -1,11 +1,13 @@
 """The README says what is there: its generated blocks are current, its command table is the command line."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from tessellm.commands.app import app
@@ -15,6 +17,7 @@ from test_imports import LIBRARY
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(str(page.relative_to(ROOT)) for place in ("docs", "lab/docs") for page in (ROOT / place).glob("*.md"))
 
 
 def test_generated_blocks_are_current():
@@ -38,11 +41,6 @@ def test_every_command_shows_an_example(cli):
         assert "Example" in cli(command.callback.__name__, "--help").out, command
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
-        assert (ROOT / target).exists(), target
-
-
 def test_the_results_are_few():
     (block,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", README, re.DOTALL)
     assert len(re.findall(r"^\|", block, re.MULTILINE)) <= 2 + 10  # the heading, and ten rows
@@ -52,9 +50,32 @@ def test_the_architecture_page_names_files_that_are_there():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("[!.]*/**/*.py")}
     for name in re.findall(r"`([\w/-]+\.py)`", page):
-        place = name.replace("NAME/", "letters/")
-        assert "NAME" in place or "FORMAT" in place or any(f"/{file}".endswith(f"/{place}") for file in files), name
-    assert "  ".join(LIBRARY) in page, "the order of the folders is another"
+        assert any(f"/{file}".endswith(f"/{name}") for file in files), name
+    assert " ".join(LIBRARY) in " ".join(page.split()), "the order of the folders is another"
+
+
+def test_contributing_names_files_that_are_there():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md))`", page):
+        if "NAME" not in name and "FORMAT" not in name:
+            assert any((ROOT / folder / name).exists() for folder in ("", "src/tessellm", "lab/src/tessellm_lab")), name
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "README.md"])
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "README.md"])
+def test_commands_shown_are_commands(page):
+    """Every `$ tessellm …` line parses: the command exists, and it takes what it is given."""
+    group = typer.main.get_command(app)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for line in re.findall(r"^\$ tessellm ((?!reproduce|probe).*)$", text, re.MULTILINE):
+        name, *given = shlex.split(line, comments=True)
+        assert group.get_command(None, name).make_context(name, given), line
 
 
 def test_the_recipe_shown_is_a_recipe():

@@ -1,18 +1,18 @@
-"""The measured blocks and figures of the pages on rules: `python lab/docs/generate_rules.py`, `--check` to compare."""
+"""Measured tables of the lab's pages. `python lab/docs/generate_rules.py` writes the one that is kept in a page,
+`--check` compares it; the others are made when the site is built."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "lab" / "results"
 OTHERS = "real-trainings"  # a run with adapters that are not kept
-PARTS = ("first", "second", "right")  # of two requests
 RULES = ("oracle", "evidence", "novelty", "owner", "tail-floor", "contrastive", "dexperts", "eq2")
 MERGES = ("task-arithmetic", "ties", "dare")
 REGIMES = ("aligned", "aware", "clean", "narrow")
@@ -69,26 +69,17 @@ def endings(policies: Sequence[tuple[str, str]] | None = None) -> Iterator[str]:
             yield row(cell["case"], cell["rule"], cell["policy"], *(f"{cell[kind]['share']:.4f}" for kind in kinds))
 
 
-def cost() -> Iterator[str]:
-    content = load("rule-cost")
-    yield f"{measured_on(content)} Microseconds a token, replayed from a CUDA graph.\n"
-    rules = {"eq2": "Eq. 2", "evidence": "`evidence`", "belief": "`belief`"}
-    fast = [f"{rule}, as engines run it" for rule in rules.values()]
-    yield row("experts", *rules.values(), *fast, "a step takes at least")
-    yield row(*["---"] * 8)
-    for cell in content["tables"]["cost"]:
-        times = [f"{cell['microseconds'][name]:.0f}" for name in (*rules, *(f"{rule}, fast" for rule in rules))]
-        yield row(cell["experts"], *times, f"{cell['step_bound_microseconds']:.0f}")
-
-
-def claims() -> Iterator[str]:
-    yield row("experiment", "claim", "value", "target", "holds")
-    yield row(*["---"] * 5)
-    for name in ("many-experts", "skills", "blending", "endings", "rule-cost"):
-        for claim in load(name)["claims"]:
-            if claim["target"]:
-                holds = "yes" if claim["holds"] else "no"
-                yield row(name, claim["statement"], f"{claim['value']:.4g}", claim["target"], holds)
+def table() -> Iterator[str]:
+    """The table in miniature: shares right in percent, with intervals."""
+    content = load("table")
+    cells, kinds = content["tables"]["cells"], list(content["tables"]["cells"])
+    problems = cells[kinds[0]]["base"]["problems"]
+    yield f"{measured_on(content)} {problems} problems a kind; shares right in percent, with 95 % intervals.\n"
+    yield row("", *kinds)
+    yield row(*["---"] * (1 + len(kinds)))
+    for column in cells[kinds[0]]:
+        shares = (cells[kind][column] for kind in kinds)
+        yield row(column, *(f"{100 * s['mean']:.1f} ({100 * s['low']:.0f}–{100 * s['high']:.0f})" for s in shares))
 
 
 def real_written(result: str) -> Iterator[str]:
@@ -169,40 +160,16 @@ def real_costs() -> Iterator[str]:
         yield row(name, f"{cost['ms per token']:.2f}", ms, f"{cost['bytes'] / 1e9:.1f}", size)
 
 
-def real_two() -> Iterator[str]:
-    """Two requests in one prompt: what was found of each, by column."""
-    tasks = load("real")["tables"]["sets"]["two requests"]["tasks"]
-    yield row("first right · second right · both", *tasks)
-    yield row(*["---"] * (1 + len(tasks)))
-    for name in next(iter(tasks.values())):
-        cells = [cells[name] for cells in tasks.values()]
-        yield row(name, *(" · ".join(f"{cell[part]['mean']:.2f}" for part in PARTS) for cell in cells))
-
-
-BLOCKS = {
-    "lab/docs/experiments-real.md": {
-        "written": lambda: real_written("real"),
-        "read": lambda: real_read("real"),
-        "written-bfloat16": lambda: real_written("real-bfloat16"),
-        "read-bfloat16": lambda: real_read("real-bfloat16"),
-        "blends": real_blends,
-        "others": real_others,
-        "costs": real_costs,
-        "two": real_two,
-    },
-    "lab/docs/rules-evidence.md": {
-        "claims": claims,
-        "skills": lambda: skills(0, chains=[2]),
-        "skills-small": lambda: skills(1, chains=[2], regimes=["aware"]),
-        "letters": letters,
-        "endings": lambda: endings([("eq2", "rule"), ("evidence", "rule"), ("evidence", "owner")]),
-        "cost": cost,
-    },
-    "lab/docs/rules-tables.md": {
-        "skills": lambda: skills(0, chains=[1, 2, 3, 4]),
-        "skills-small": lambda: skills(1, chains=[1, 2, 3, 4]),
-        "endings": endings,
-    },
+BLOCKS = {"lab/docs/experiments-real.md": {"written": lambda: real_written("real")}}
+TABLES: dict[str, Callable[[], Iterator[str]]] = {  # what the site's build puts in the place of `<!-- build: NAME -->`
+    "real-read": lambda: real_read("real"),
+    "real-others": real_others,
+    "real-blends": real_blends,
+    "real-costs": real_costs,
+    "letters": letters,
+    "skills": lambda: skills(0, chains=[2]),
+    "endings": lambda: endings([("eq2", "rule"), ("evidence", "rule"), ("evidence", "owner")]),
+    "table": table,
 }
 
 

@@ -48,7 +48,7 @@ def compose(
     A member is a hub id, a local folder, the folder of a PEFT adapter, a GGUF file, a loaded model, or a mapping with
     `source` and any of `description`, `examples`, `weight`, `style`, `revision`, `dtype`, `device`, `quantization`,
     `any_base`. `description` is one line, `examples` a list of prompts or a file: the router goes by both (the base's
-    examples are prompts that it keeps). With `style: True` an expert is heard in every answer. A PeftModel in place of
+    examples are prompts that it keeps). With `style: True` an expert is part of every answer. A PeftModel in place of
     `experts` is all its adapters. `rule` is a name, a mapping with `name` and parameters, or a rule object; by default
     `mixture`: the router decides which members answer. `weights` maps experts to numbers, 1 where not given.
     `termination` says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one

@@ -48,7 +48,7 @@ def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
         raise CheckpointError(f"{target} exists and {what}. Choose another name, or remove it")
     parent = next(folder for folder in Path(os.path.abspath(target)).parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        why = "that is a file" if not parent.is_dir() else "that folder may not be written to"
+        why = "that is a file" if not parent.is_dir() else "that folder is not writable"
         raise CheckpointError(f"{target} cannot be made in {parent}: {why}. Choose another place")
 
 
@@ -101,7 +101,7 @@ def check_file(path: Path) -> None:
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes `path` when all went well and vanishes otherwise; a device or a pipe, which
-    cannot be replaced, is written to as it is."""
+    cannot be replaced, is yielded as it is."""
     scratch = None
     try:
         if _is_device(path):

@@ -8,8 +8,7 @@
         description: Writes Python functions.
         examples: [Write a function that sorts a list., "Fix this loop:"]  # or a file of prompts
         weight: 0.8
-    rule: evidence                  # or product, or {name: evidence, …parameters}
-    termination: owner              # who may stop; by default what suits the rule
+    rule: mixture                   # or product, or {name: mixture, …parameters}
     dtype: bfloat16
     base_retention: 0.95            # the share of ordinary prompts that the router leaves to the base
     device_map: {base: "cuda:0", math: "cuda:1", coding: "cuda:1"}

@@ -22,10 +22,10 @@ def explain(
     """All problems, misspelt keys first. `expected` says what a key should hold; `known` which keys there are at a
     place."""
     found = sorted(error.errors(), key=lambda problem: problem["type"] not in UNKNOWN)
-    said: dict[str, str] = {}  # of values that may have several forms, what is wrong with the first
+    messages: dict[str, str] = {}  # of a value with several forms, the first form's problem
     for text in (_explain(problem, expected, known) for problem in found):
-        said.setdefault(text.partition(": expected ")[0], text)
-    return "; ".join(said.values())
+        messages.setdefault(text.partition(": expected ")[0], text)
+    return "; ".join(messages.values())
 
 
 def _explain(problem: Any, expected: Mapping[str, str], known: Callable[[tuple[str, ...]], Iterable[str]]) -> str:

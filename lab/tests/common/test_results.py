@@ -50,7 +50,7 @@ def test_all_runs_of_scale_are_there():
     assert found == [(stack.name, stack.steps) for stack in stacks("full", content["seed"]) for _ in stack.runs]
 
 
-def test_the_pages_on_rules_show_the_results():
+def test_pages_show_the_results():
     spec = importlib.util.spec_from_file_location("generate_rules", ROOT / "lab" / "docs" / "generate_rules.py")
     assert spec is not None
     assert spec.loader is not None
@@ -58,3 +58,5 @@ def test_the_pages_on_rules_show_the_results():
     spec.loader.exec_module(page)
     for name in page.BLOCKS:
         assert page.current(name) == (page.ROOT / name).read_text(encoding="utf-8")
+    for name, lines in page.TABLES.items():
+        assert sum(line.startswith("|") for line in lines()) > 2, name

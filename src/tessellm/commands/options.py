@@ -23,7 +23,7 @@ from .shared import Placement, calibration_progress, err, words
 class SpeakerOptions(Placement):
     """Who speaks, and where"""
 
-    rule: Annotated[str | None, typer.Option(help="Another rule for the members: see docs/rules.md.")] = None
+    rule: Annotated[str | None, typer.Option(help="Another rule for the members: see docs/routing.md.")] = None
     weights: Annotated[
         str | None, typer.Option(metavar="NAME=NUMBER,…", help="Other weights; experts not named keep theirs.")
     ] = None

@@ -4,7 +4,7 @@ It may do what depends on nobody, such as loading weights, and waits before it r
 anything. Every kernel that begins early waits, so that all launches before the last one are over then, too. A kernel
 says where in it the next may begin: too early, and what waits is in the way of what works. Matrix products of many
 rows, and those right behind another one, begin in turn: spread over a device that is not free yet, they are slower by
-more than their beginnings take. All this was measured (docs/decoding.md). Where the device cannot do it (and in
+more than their beginnings take. All this was measured (docs/architecture.md). Where the device cannot do it (and in
 Triton's interpreter) nothing of it is compiled.
 """
 
