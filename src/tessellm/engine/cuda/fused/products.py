@@ -1,7 +1,7 @@
 """Products of a pass, by whoever is the faster: one launch of ours for all members and all layers that read one input,
 or, where rows are many, the library one by one.
 
-How many rows are many was measured on an H200 in the shapes of google/gemma-2-2b (docs/architecture.md): a product of ours
+How many rows are many was measured on an H200 in the shapes of google/gemma-2-2b: a product of ours
 is for one wave of programs, and gate and up, the largest, with deltas, have too little room in registers.
 """
 
