@@ -31,14 +31,12 @@ BANNED = {  # a word, and what to say instead
 BANNED_IN_NAMES = r"laws?|habits?|beliefs?|astray|whoever|asleep|awake|said|heard|spoilt|tainted|voices?"
 ROOMS_NOT_CLEAN = (
     "bench",
-    "checkpoint",
     "commands",
     "demo",
     "diagnose",
     "engine",
     "evaluate",
     "inspect",
-    "members",
     "model",
     "routing",
     "rules",
@@ -46,7 +44,6 @@ ROOMS_NOT_CLEAN = (
     "text",
     "tune",
     "vllm",
-    "vocabulary",
 )
 PAGES = [
     *(ROOT / "docs").glob("*.md"),

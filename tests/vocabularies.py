@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tessellm.errors import TessellmError, VocabularyError
-from tessellm.vocabulary import Speaker, Vocabulary, agree
+from tessellm.vocabulary import MemberTokens, Vocabulary, agree
 
 WORDS = ["<s>", "</s>", "<unk>", "cat", "dog", "sat", "ran", "mat"]
 ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -46,7 +46,7 @@ def two(
     sizes: tuple[int, int] = (8, 8),
     ends: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
 ) -> Vocabulary:
-    return agree([Speaker("base", sizes[0], base, ends[0]), Speaker("math", sizes[1], math, ends[1])])
+    return agree([MemberTokens("base", sizes[0], base, ends[0]), MemberTokens("math", sizes[1], math, ends[1])])
 
 
 def refusal(base: object, math: object, sizes: tuple[int, int] = (8, 8)) -> str:
@@ -56,10 +56,10 @@ def refusal(base: object, math: object, sizes: tuple[int, int] = (8, 8)) -> str:
     return str(caught.value)
 
 
-def meaning(vocabulary: Vocabulary, speakers: list[Speaker]) -> list[dict[int, str]]:
+def meaning(vocabulary: Vocabulary, members: list[MemberTokens]) -> list[dict[int, str]]:
     """What each member takes every composed id to be: the real tokens only."""
     read = []
-    for s in speakers:
+    for s in members:
         text = {i: t for t, i in s.tokens.items()}
         own = vocabulary.alignments[s.name].to_member(torch.arange(vocabulary.size)).tolist()
         read.append({v: text[i] for v, i in enumerate(own) if i in text})

@@ -20,7 +20,7 @@ from .routing.calibration import Progress
 from .routing.router import BASE_RETENTION
 from .rules import DEFAULT, RULES, ComposedRule, Mixture, Product, Rule, RuleLike, default_termination
 from .rules.termination import POLICIES
-from .vocabulary import Speaker, Vocabulary, agree
+from .vocabulary import MemberTokens, Vocabulary, agree
 from .vocabulary.chats import render_chat
 from .vocabulary.notes import choose_chat_template
 
@@ -295,8 +295,8 @@ def _pad_id(base: Member, size: int) -> int | None:
     return pad if pad is not None and 0 <= pad < size else None
 
 
-def _speaker(member: Member) -> Speaker:
-    return Speaker(member.name, _text_config(member).vocab_size, member.tokenizer, member.end_ids)
+def _speaker(member: Member) -> MemberTokens:
+    return MemberTokens(member.name, _text_config(member).vocab_size, member.tokenizer, member.end_ids)
 
 
 def _tokenizer(members: Sequence[Member], vocabulary: Vocabulary) -> PreTrainedTokenizerBase | None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from tessellm.vocabulary import Speaker, agree
+from tessellm.vocabulary import MemberTokens, agree
 
 from vocabularies import ENDS, NO_TEMPLATE, WORDS, Bare, byte_level, meaning, two, unigram, words
 
@@ -31,7 +31,7 @@ def test_same_tokens_and_tables_need_nothing() -> None:
 
 
 def test_base_alone() -> None:
-    vocabulary = agree([Speaker("base", 10, words(), (1,))])
+    vocabulary = agree([MemberTokens("base", 10, words(), (1,))])
     assert (vocabulary.size, set(vocabulary.alignments)) == (10, {"base"})
 
 
@@ -71,15 +71,15 @@ def permuted(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
 @given(permuted())
 def test_alignment_is_exact(case: tuple[list[int], list[int], int, int]) -> None:
     base_ids, member_ids, base_size, member_size = case
-    speakers = [Speaker("base", base_size, Bare(base_ids)), Speaker("math", member_size, Bare(member_ids))]
-    vocabulary = agree(speakers)
+    members = [MemberTokens("base", base_size, Bare(base_ids)), MemberTokens("math", member_size, Bare(member_ids))]
+    vocabulary = agree(members)
     assert max(base_ids) < vocabulary.size <= base_size
 
-    for ids, speaker in zip((base_ids, member_ids), speakers, strict=True):
-        alignment = vocabulary.alignments[speaker.name]
+    for ids, member in zip((base_ids, member_ids), members, strict=True):
+        alignment = vocabulary.alignments[member.name]
         # token by token: input ids and logits, whatever the paddings
         composed_N, own_N = torch.tensor(base_ids), torch.tensor(ids)
-        logits = torch.randn(2, speaker.table_size)
+        logits = torch.randn(2, member.table_size)
         columns = alignment.to_composed(logits)
         assert torch.equal(alignment.to_member(composed_N), own_N)
         assert torch.equal(columns[:, composed_N], logits[:, own_N])
@@ -98,7 +98,7 @@ def test_alignment_is_exact(case: tuple[list[int], list[int], int, int]) -> None
 
 @given(st.permutations(range(20)))
 def test_permutation_inverts(order: list[int]) -> None:
-    vocabulary = agree([Speaker("base", 20, Bare(list(range(20)))), Speaker("math", 20, Bare(order))])
+    vocabulary = agree([MemberTokens("base", 20, Bare(list(range(20)))), MemberTokens("math", 20, Bare(order))])
     alignment, base_logits, tokens = (
         vocabulary.alignments["math"],
         torch.randn(3, 20),
@@ -143,9 +143,9 @@ def test_kinds_of_tokenizer(kind: str, tmp_path: Path) -> None:
     else:
         base, math = sentencepiece(tmp_path, 0), sentencepiece(tmp_path, 1)
     size = len(base.get_vocab())
-    speakers = [Speaker("base", size, base), Speaker("math", size + 3, math)]
-    vocabulary = agree(speakers)
-    read = meaning(vocabulary, speakers)
+    members = [MemberTokens("base", size, base), MemberTokens("math", size + 3, math)]
+    vocabulary = agree(members)
+    read = meaning(vocabulary, members)
     assert vocabulary.alignments["math"].member_id_V is not None
     assert read[0] == read[1] == {i: t for t, i in base.get_vocab().items()}
     assert not [note for note in vocabulary.notes if "splits" in note or "adds" in note]

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from tessellm.errors import VocabularyError
-from tessellm.vocabulary import Speaker, agree
+from tessellm.vocabulary import MemberTokens, agree
 
 from vocabularies import MERGES, NO_TEMPLATE, WORDS, Bare, byte_level, refusal, two, words
 
@@ -74,9 +74,9 @@ def test_refuses_unknown_tokenizers_with_other_sizes() -> None:
 
 
 def test_refuses_permuted_experts_of_an_unknown_base() -> None:
-    speakers = [Speaker("base", 8, None), Speaker("a", 8, words()), Speaker("b", 8, words(WORDS[::-1]))]
+    members = [MemberTokens("base", 8, None), MemberTokens("a", 8, words()), MemberTokens("b", 8, words(WORDS[::-1]))]
     with pytest.raises(VocabularyError, match="'a' and 'b' number the same tokens differently, and without the base"):
-        agree(speakers)
+        agree(members)
 
 
 # ── what is only noted
@@ -161,10 +161,10 @@ def test_tokenizers_that_cannot_split_are_compared_by_their_tokens() -> None:
 
 
 def test_chat_template_is_the_bases_or_the_first_experts() -> None:
-    def speakers(**templates: str | dict[str, str] | None) -> list[Speaker]:
-        found = [Speaker(name, 8, words()) for name in templates]
-        for speaker, template in zip(found, templates.values(), strict=True):
-            speaker.tokenizer.chat_template = template
+    def members(**templates: str | dict[str, str] | None) -> list[MemberTokens]:
+        found = [MemberTokens(name, 8, words()) for name in templates]
+        for member, template in zip(found, templates.values(), strict=True):
+            member.tokenizer.chat_template = template
         return found
 
     for templates, chosen, note in (
@@ -179,5 +179,5 @@ def test_chat_template_is_the_bases_or_the_first_experts() -> None:
         ({"base": {"default": "B", "tool_use": "T"}, "a": "B"}, "B", "The chat template is that of 'base'."),
         ({"base": {"rag": "R"}, "a": "A"}, "A", "The chat template is that of 'a'."),
     ):
-        vocabulary = agree(speakers(**templates))
+        vocabulary = agree(members(**templates))
         assert (vocabulary.chat_template, vocabulary.notes[-1]) == (chosen, note)

@@ -17,7 +17,7 @@ from ..routing.calibrated import prepare_router
 from ..routing.calibration import Progress
 from ..routing.router import DeltaRouter
 from ..rules import RULES
-from ..vocabulary import Speaker, Vocabulary, agree
+from ..vocabulary import MemberTokens, Vocabulary, agree
 from .load import load
 from .reader import read_config
 from .save import save
@@ -75,8 +75,8 @@ def _extended(model: ComposedForCausalLM, member: Member) -> tuple[Vocabulary, t
     """Return the composition's vocabulary with a new member, and notes on how its tokens agree."""
     size, ends = model.config.vocab_size, tuple(model.config.eos_token_id or ())
     text = member.model.config.get_text_config(decoder=True)
-    ours = Speaker("base", size, model.tokenizer, ends)
-    found = agree([ours, Speaker(member.name, text.vocab_size, member.tokenizer, member.end_ids)])
+    ours = MemberTokens("base", size, model.tokenizer, ends)
+    found = agree([ours, MemberTokens(member.name, text.vocab_size, member.tokenizer, member.end_ids)])
     if found.size != size:
         raise MemberError(
             f"member {member.name!r} speaks {found.size} tokens, the composition {size}. Compose all members again"

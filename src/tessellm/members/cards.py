@@ -67,7 +67,7 @@ def _metadata(text: str) -> dict[str, Any]:
 
 
 def _own_sentence(body: str) -> str | None:
-    """Return the first sentence of a card's introduction that its author may have written to say what the adapter does.
+    """Return the first sentence of a card's introduction that its author may have written, about what the adapter does.
     What PEFT writes by itself stands under headings."""
     prose = NOT_PROSE.sub("\n\n", SECTION.split(body, maxsplit=1)[0])
     for paragraph in re.split(r"\n\s*\n", prose):

@@ -112,7 +112,7 @@ class SavedMember(BaseModel):
             weight=float(member.spec.weight),
             end_ids=list(end_ids),
             style=member.spec.style or None,
-            description=member.spec.description or _said_by_card(member),
+            description=member.spec.description or _card_description(member),
             examples=list(member.spec.prompts) or None,
             source=member.source.name if member.source else None,
             revision=member.source.revision if member.source else None,
@@ -128,7 +128,7 @@ class SavedMember(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-def _said_by_card(member: Member) -> str | None:
+def _card_description(member: Member) -> str | None:
     """Return the description on the model card beside an expert."""
     if member.name == "base" or member.source is None or member.source.file is not None:
         return None

@@ -2,11 +2,11 @@
 
 from .agreement import Vocabulary, agree
 from .alignment import Alignment
-from .speakers import Speaker
+from .member_tokens import MemberTokens
 
 __all__ = [
     "Alignment",
-    "Speaker",
+    "MemberTokens",
     "Vocabulary",
     "agree",
 ]

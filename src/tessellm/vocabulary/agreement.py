@@ -20,6 +20,7 @@ import torch
 
 from ..errors import VocabularyError
 from .alignment import Alignment, align, composed_ends
+from .member_tokens import MemberTokens
 from .notes import (
     choose_chat_template,
     listed,
@@ -29,7 +30,6 @@ from .notes import (
     note_splitting,
     note_tokenizers,
 )
-from .speakers import Speaker
 
 SHOWN = 5  # tokens named in an error, in each direction
 ONE_BASE = "Fix: use members fine-tuned from one base with its tokenizer unchanged."
@@ -56,36 +56,36 @@ class Vocabulary:
         return tuple(sorted({token for ids in self.member_end_ids.values() for token in ids}))
 
 
-def agree(speakers: Sequence[Speaker]) -> Vocabulary:
-    """The vocabulary that the members share; `speakers[0]` is the base. Raises VocabularyError."""
-    assert len({s.name for s in speakers}) == len(speakers) > 0, "members have distinct names"
-    known = [s for s in speakers if s.tokenizer is not None]
-    guide = known[0] if known else speakers[0]  # the base, or who stands in for its unknown tokenizer
-    _check_unknown(speakers)
-    for speaker in known[1:]:
-        _check_tokens(guide, speaker, is_base=guide is speakers[0])
+def agree(members: Sequence[MemberTokens]) -> Vocabulary:
+    """The vocabulary that the members share; `members[0]` is the base. Raises VocabularyError."""
+    assert len({s.name for s in members}) == len(members) > 0, "members have distinct names"
+    known = [s for s in members if s.tokenizer is not None]
+    guide = known[0] if known else members[0]  # the base, or who stands in for its unknown tokenizer
+    _check_unknown(members)
+    for member in known[1:]:
+        _check_tokens(guide, member, is_base=guide is members[0])
 
-    size = max(max(guide.tokens.values(), default=-1) + 1, min(s.table_size for s in speakers))
+    size = max(max(guide.tokens.values(), default=-1) + 1, min(s.table_size for s in members))
     with torch.device("cpu"):  # also while a model is being built on "meta"
-        alignments = align(guide, speakers, size)
-        ends = {s.name: composed_ends(s, alignments[s.name]) for s in speakers}
+        alignments = align(guide, members, size)
+        ends = {s.name: composed_ends(s, alignments[s.name]) for s in members}
     chat_template, chat_note = choose_chat_template(known)
     notes = (
-        *note_ids(guide, speakers, alignments, size),
-        *note_tokenizers(speakers),
+        *note_ids(guide, members, alignments, size),
+        *note_tokenizers(members),
         *note_special_tokens(known),
         *note_splitting(known),
-        *note_ends(guide, speakers, alignments, ends),
+        *note_ends(guide, members, alignments, ends),
         chat_note,
     )
     member_end_ids = {name: tuple(sorted(ids)) for name, ids in ends.items()}
     return Vocabulary(size, alignments, member_end_ids, notes, chat_template)
 
 
-def _check_unknown(speakers: Sequence[Speaker]) -> None:
+def _check_unknown(members: Sequence[MemberTokens]) -> None:
     """Without a tokenizer nobody can tell padding from tokens: the tables must be of one size."""
-    base = speakers[0]
-    for other in speakers[1:]:
+    base = members[0]
+    for other in members[1:]:
         unknown = listed(s for s in (base, other) if s.tokenizer is None)
         if unknown and other.table_size != base.table_size:
             raise VocabularyError(
@@ -95,7 +95,7 @@ def _check_unknown(speakers: Sequence[Speaker]) -> None:
             )
 
 
-def _check_tokens(base: Speaker, other: Speaker, is_base: bool) -> None:
+def _check_tokens(base: MemberTokens, other: MemberTokens, is_base: bool) -> None:
     if base.tokens == other.tokens:
         return
     if base.tokens.keys() != other.tokens.keys():
@@ -117,7 +117,7 @@ def _check_tokens(base: Speaker, other: Speaker, is_base: bool) -> None:
                 )
 
 
-def _difference(base: Speaker, other: Speaker) -> str:
+def _difference(base: MemberTokens, other: MemberTokens) -> str:
     missing, added = base.tokens.keys() - other.tokens.keys(), other.tokens.keys() - base.tokens.keys()
     lines = [
         f"{base.name!r} and {other.name!r} do not speak the same tokens (differing: {len(missing) + len(added)}).",
@@ -135,7 +135,7 @@ def _difference(base: Speaker, other: Speaker) -> str:
     return "\n  ".join(lines)
 
 
-def _named(one: Speaker, two: Speaker, only: set[str]) -> Iterator[str]:
+def _named(one: MemberTokens, two: MemberTokens, only: set[str]) -> Iterator[str]:
     """A line with the first tokens of `one` that `two` does not speak, and what `two` has in their place."""
     first = {token: one.tokens[token] for token in sorted(only, key=one.tokens.__getitem__)[:SHOWN]}
     wanted = set(first.values())

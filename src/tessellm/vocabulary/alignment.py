@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .speakers import Speaker
+from .member_tokens import MemberTokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,11 @@ class Alignment:
         return self._copies[device]
 
 
-def align(guide: Speaker, speakers: Sequence[Speaker], size: int) -> dict[str, Alignment]:
+def align(guide: MemberTokens, members: Sequence[MemberTokens], size: int) -> dict[str, Alignment]:
     """Every member's alignment. The guide's ids are the composition's."""
     maps: dict[str, Tensor | None] = {}
     silent: set[int] = set()
-    for s in speakers:
+    for s in members:
         maps[s.name] = None
         if s.tokenizer is not None and s.tokens != guide.tokens:
             maps[s.name], unmatched = _translate(guide.tokens, s.tokens, size, s.table_size)
@@ -83,10 +83,10 @@ def _translate(base: dict[str, int], member: dict[str, int], size: int, table_si
     return member_id_V, rest[len(rows) :].tolist()
 
 
-def composed_ends(speaker: Speaker, alignment: Alignment) -> list[int]:
+def composed_ends(member: MemberTokens, alignment: Alignment) -> list[int]:
     """The member's end tokens in composed ids; ids outside its table or in cut-off padding are left out."""
     ids_V = torch.arange(alignment.size)
     own_id_V = alignment.to_member(ids_V)
-    end_V = torch.isin(own_id_V, torch.tensor(speaker.end_ids, dtype=torch.long))
+    end_V = torch.isin(own_id_V, torch.tensor(member.end_ids, dtype=torch.long))
     silent = [] if alignment.silent_U is None else alignment.silent_U.tolist()
     return [i for i in ids_V[end_V].tolist() if i not in silent]

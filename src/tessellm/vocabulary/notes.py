@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from .alignment import Alignment
-from .speakers import Speaker
+from .member_tokens import MemberTokens
 
 SAMPLED = 500  # texts of RUN tokens each, spread over the vocabulary, that every member splits, besides PROBES
 RUN = 4
@@ -22,7 +22,7 @@ PROBES = (
 )
 
 
-def choose_chat_template(known: Sequence[Speaker]) -> tuple[str | None, str]:
+def choose_chat_template(known: Sequence[MemberTokens]) -> tuple[str | None, str]:
     """The base's, otherwise that of the first expert that has one; and the note that says so."""
     templates = {s.name: getattr(s.tokenizer, "chat_template", None) for s in known}
     templates = {name: t.get("default") if isinstance(t, dict) else t for name, t in templates.items()}
@@ -34,11 +34,13 @@ def choose_chat_template(known: Sequence[Speaker]) -> tuple[str | None, str]:
     return templates[name], f"The chat template is that of {name!r}{unused}."
 
 
-def note_ids(guide: Speaker, speakers: Sequence[Speaker], alignments: dict[str, Alignment], size: int) -> Iterator[str]:
-    if len({s.table_size for s in speakers}) > 1:
-        sizes = ", ".join(f"{s.name!r} {s.table_size}" for s in speakers)
+def note_ids(
+    guide: MemberTokens, members: Sequence[MemberTokens], alignments: dict[str, Alignment], size: int
+) -> Iterator[str]:
+    if len({s.table_size for s in members}) > 1:
+        sizes = ", ".join(f"{s.name!r} {s.table_size}" for s in members)
         yield f"Tables of different sizes hold the same tokens ({sizes}); the composition has {size} ids."
-    for s in speakers:
+    for s in members:
         if alignments[s.name].member_id_V is not None:
             ids_N = torch.tensor(list(guide.tokens.values()), device="cpu")
             moved = ids_N[alignments[s.name].to_member(ids_N) != ids_N]
@@ -53,10 +55,10 @@ def note_ids(guide: Speaker, speakers: Sequence[Speaker], alignments: dict[str, 
         yield f"Ids that are no token and have no row at some member are never generated: {len(silent_U)}."
 
 
-def note_tokenizers(speakers: Sequence[Speaker]) -> Iterator[str]:
-    if unknown := listed(s for s in speakers if s.tokenizer is None):
+def note_tokenizers(members: Sequence[MemberTokens]) -> Iterator[str]:
+    if unknown := listed(s for s in members if s.tokenizer is None):
         yield f"The tokenizer of {unknown} is not known; equal ids are taken to mean equal tokens."
-    for s in speakers:
+    for s in members:
         if len(s.tokens) < len(s.vocab):
             beyond = s.vocab.keys() - s.tokens.keys()
             first = min(beyond, key=s.vocab.__getitem__)
@@ -66,15 +68,15 @@ def note_tokenizers(speakers: Sequence[Speaker]) -> Iterator[str]:
             )
 
 
-def note_special_tokens(known: Sequence[Speaker]) -> Iterator[str]:
+def note_special_tokens(known: Sequence[MemberTokens]) -> Iterator[str]:
     for role in ("bos", "eos", "pad", "unk"):
         text = {s.name: getattr(s.tokenizer, f"{role}_token") for s in known}
         if len(set(text.values())) > 1:
-            said = ", ".join(f"{name!r} {'none' if t is None else repr(t)}" for name, t in text.items())
-            yield f"The {role} token differs ({said}); that of {known[0].name!r} is used."
+            differing = ", ".join(f"{name!r} {'none' if t is None else repr(t)}" for name, t in text.items())
+            yield f"The {role} token differs ({differing}); that of {known[0].name!r} is used."
 
 
-def note_splitting(known: Sequence[Speaker]) -> Iterator[str]:
+def note_splitting(known: Sequence[MemberTokens]) -> Iterator[str]:
     """Equal tokens may be split off differently: other merges, another normaliser or pre-tokenizer."""
     if len(known) < 2:
         return
@@ -94,41 +96,41 @@ def note_splitting(known: Sequence[Speaker]) -> Iterator[str]:
             yield f"{s.name!r} adds {own} to a prompt, {base.name!r} {base_own}; {base.name!r} is followed."
 
 
-def _probes(speaker: Speaker) -> list[str]:
-    assert speaker.tokenizer is not None
-    tokens = sorted(speaker.tokens, key=speaker.tokens.__getitem__)
+def _probes(member: MemberTokens) -> list[str]:
+    assert member.tokenizer is not None
+    tokens = sorted(member.tokens, key=member.tokens.__getitem__)
     starts = range(0, len(tokens), max(RUN, len(tokens) // SAMPLED))
-    return [*PROBES, *(speaker.tokenizer.convert_tokens_to_string(tokens[n : n + RUN]) for n in starts)]
+    return [*PROBES, *(member.tokenizer.convert_tokens_to_string(tokens[n : n + RUN]) for n in starts)]
 
 
-def _split(speaker: Speaker, text: str, wrapped: bool = False) -> list[str] | None:
+def _split(member: MemberTokens, text: str, wrapped: bool = False) -> list[str] | None:
     """The text's tokens; None where the tokenizer cannot split it (word-level without an unknown token)."""
-    assert speaker.tokenizer is not None
+    assert member.tokenizer is not None
     try:
-        ids = speaker.tokenizer(text, add_special_tokens=wrapped)["input_ids"]
-        return list(speaker.tokenizer.convert_ids_to_tokens(ids))
+        ids = member.tokenizer(text, add_special_tokens=wrapped)["input_ids"]
+        return list(member.tokenizer.convert_ids_to_tokens(ids))
     except Exception:  # the tokenizers library raises nothing more precise
         return None
 
 
 def note_ends(
-    guide: Speaker, speakers: Sequence[Speaker], alignments: dict[str, Alignment], ends: dict[str, list[int]]
+    guide: MemberTokens, members: Sequence[MemberTokens], alignments: dict[str, Alignment], ends: dict[str, list[int]]
 ) -> Iterator[str]:
     wanted = set().union(*ends.values())
     text = {i: f"{token!r} (id {i})" for token, i in guide.tokens.items() if i in wanted}
-    said = {name: " and ".join(text.get(i, f"id {i}") for i in ids) or "nothing" for name, ids in ends.items()}
+    named = {name: " and ".join(text.get(i, f"id {i}") for i in ids) or "nothing" for name, ids in ends.items()}
     if not wanted:
         yield "No member declares an end token; generation stops at its length limit."
-    elif len(set(said.values())) == 1:
-        yield f"Every member ends with {said[guide.name]}."
+    elif len(set(named.values())) == 1:
+        yield f"Every member ends with {named[guide.name]}."
     else:
-        differ = ", ".join(f"{name!r} ends with {own}" for name, own in said.items())
+        differ = ", ".join(f"{name!r} ends with {own}" for name, own in named.items())
         yield f"The end tokens differ: {differ}; generation stops at any of them."
-    for s in speakers:
-        heard = alignments[s.name].to_member(torch.tensor(ends[s.name], dtype=torch.long, device="cpu"))
-        if lost := sorted(set(s.end_ids) - set(heard.tolist())):
+    for s in members:
+        own_ids = alignments[s.name].to_member(torch.tensor(ends[s.name], dtype=torch.long, device="cpu"))
+        if lost := sorted(set(s.end_ids) - set(own_ids.tolist())):
             yield f"{s.name!r} declares end ids that are no ids of the composition and are ignored: {lost}."
 
 
-def listed(speakers: Iterable[Speaker]) -> str:
-    return " and ".join(repr(s.name) for s in speakers)
+def listed(members: Iterable[MemberTokens]) -> str:
+    return " and ".join(repr(s.name) for s in members)

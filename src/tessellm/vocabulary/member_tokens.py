@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Speaker:
+class MemberTokens:
     """What is known of one member's tokens."""
 
     name: str
