@@ -21,6 +21,7 @@ class Memory(NamedTuple):
 class BestPredictor(BaseRule):
     name: str = "best-predictor"
     window: int = 3
+    stateful = True
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         members, batch, steps, vocabulary = logp_MBTV.shape

@@ -91,7 +91,6 @@ def test_rules_and_options_are_checked_before_anything_is_loaded(tmp_path: Path)
     assert "unknown parameter 'strength' of the rule 'product'" in refusal(
         lambda: attempt(rule={"name": "product", "strength": 2})
     )
-    assert "unknown termination 'rul'; did you mean 'rule'?" in refusal(lambda: attempt(termination="rul"))
     assert "device_map names 'y'" in refusal(lambda: attempt(device_map={"y": "cpu"}))
     with pytest.raises(TypeError, match="unexpected argument 'dtpe'; did you mean 'dtype'"):
         attempt(dtpe="float32")

@@ -1,9 +1,8 @@
-"""A folder of adapters in the place of a model: every command takes it, and starts again at once."""
+"""A folder of adapters in the place of a model: every command takes it."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import tessellm
-from tessellm.checkpoint.cached import KEPT, cache_folder
 from tessellm.errors import MemberError, TessellmError
 from tessellm.load import load_model, load_speaker
 from tessellm.members import folders
 from tessellm.members.folders import is_adapter_folder, read_adapter_folder
-from tessellm.recipe import FoundRecipe
 
 from conftest import logits, perturbed, save_member
 
@@ -28,14 +24,13 @@ Cli = Callable[..., Any]
 
 
 @pytest.fixture
-def adapters(own_members: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Adapters of own_members/base in a folder of their own, one with a description; the cache is empty."""
+def adapters(own_members: Path) -> Path:
+    """Adapters of own_members/base in a folder of their own, one with a description."""
     folder = own_members / "adapters"
     for name in ("math", "coding"):
         shutil.copytree(own_members / f"lora_{name}", folder / name)
         state(folder / name, str(own_members / "base"))
     describe(folder / "math", "description: Adds numbers.")
-    monkeypatch.setenv("TESSELLM_CACHE", str(own_members / "cache"))
     return folder
 
 
@@ -75,53 +70,6 @@ def test_a_process_serves_it(adapters: Path, tmp_path: Path) -> None:
         assert names[0] == "adapters"
         answer = running.post("/v1/completions", json={"model": "adapters", "prompt": "abc", "max_tokens": 2})
         assert answer.status_code == 200
-
-
-def test_a_second_start_composes_nothing(adapters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_model(str(adapters))
-    monkeypatch.setattr(FoundRecipe, "compose", lambda *_, **__: pytest.fail("composed again"))
-    again = load_model(str(adapters))
-    assert again.notes == first.notes
-    assert logits(again).equal(logits(first))
-    assert len(list(cache_folder().iterdir())) == 1
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "weights": lambda folder: scale(folder / "math"),
-    "a card": lambda folder: describe(folder / "math", "description: Counts."),
-    "another adapter": lambda folder: shutil.copytree(folder / "math", folder / "more"),
-    "one fewer": lambda folder: shutil.rmtree(folder / "math"),
-    "a configuration": lambda folder: state(folder / "math", str(folder.parent / "base") + "/"),
-}
-
-
-def scale(adapter: Path) -> None:
-    """Change numbers alone: neither size nor time tells."""
-    file = adapter / "adapter_model.safetensors"
-    before = file.stat()
-    save_file({key: 2 * tensor for key, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_changed_is_composed_anew(adapters: Path, change: str) -> None:
-    load_model(str(adapters))
-    CHANGES[change](adapters)
-    found = load_model(str(adapters))
-    fresh = tessellm.compose(adapters.parent / "base", read_adapter_folder(adapters).members())
-    assert logits(found).equal(logits(fresh))
-    assert len(list(cache_folder().iterdir())) == 2
-
-
-def test_the_cache_keeps_the_last_ones_and_can_be_absent(adapters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessellm.checkpoint.cached.KEPT", 2)
-    for number in range(4):
-        describe(adapters / "math", f"description: {number}.")
-        load_model(str(adapters))
-    assert len(list(cache_folder().iterdir())) == 2 < KEPT
-    (adapters.parent / "file").write_text("")
-    monkeypatch.setenv("TESSELLM_CACHE", str(adapters.parent / "file"))
-    assert load_model(str(adapters)).notes[-1].startswith("the composition is made anew at every start: ")
 
 
 def test_a_style_is_silent_until_it_is_asked_for(cli: Cli, adapters: Path) -> None:
@@ -230,7 +178,6 @@ def test_a_malformed_adapter_is_named(cli: Cli, adapters: Path, tmp_path: Path) 
     assert ran.code == 2
     assert "member 'math'" in ran.err
     assert not (tmp_path / "out").exists()
-    assert not cache_folder().exists()
 
 
 def test_vllm_says_what_to_do(adapters: Path) -> None:

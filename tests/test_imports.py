@@ -49,7 +49,7 @@ LATER = {  # imports against the order, inside functions alone
     ("model", "checkpoint"),  # from_pretrained and save_pretrained
 }
 PLACES = {*LIBRARY, *USES}
-TORCH_ALONE = {"__future__", "collections", "dataclasses", "functools", "math", "typing", "torch"}
+TORCH_ALONE = {"__future__", "collections", "dataclasses", "functools", "importlib", "math", "typing", "torch"}
 
 
 def allowed(place: str) -> set[str]:

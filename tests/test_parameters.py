@@ -11,8 +11,7 @@ import tessellm
 
 SOURCE = Path(tessellm.__file__).parent
 MOST = 8
-PRESCRIBED = {  # signatures of transformers', and the one that users write, whose arguments are all by keyword
-    ("compose.py", "compose"),
+PRESCRIBED = {  # signatures of transformers'
     ("model/composed.py", "forward"),
     ("engine/members/attention.py", "slot_attention"),
 }

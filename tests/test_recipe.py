@@ -22,7 +22,6 @@ experts:
   math: ./math
   coding: {source: ./lora_coding, weight: -0.5, any_base: false}
 rule: {name: product}
-termination: rule
 dtype: bfloat16
 device_map: {base: cpu, math: cpu, coding: cpu}
 attn_implementation: eager
@@ -160,7 +159,7 @@ def test_the_ready_recipes_are_valid() -> None:
 
 def test_a_recipe_and_compose_take_one_specification() -> None:
     assert Recipe.model_fields["base"].annotation is tessellm.MemberSpec
-    assert {"base", "experts", "rule", "termination", "dtype", "device_map"} <= set(Recipe.model_fields)
+    assert {"base", "experts", "rule", "dtype", "device_map"} <= set(Recipe.model_fields)
 
 
 def test_a_number_with_an_exponent_is_a_number(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tessellm.rules import Product, make_rule
 
 from conftest import build_model, perturbed, save_lora, save_member
 from families import composition, family, random_ids
+from stateful import BestPredictor
 
 
 def ending(seed: int, eos: int):
@@ -33,7 +34,7 @@ def test_gradients_are_finite_where_end_tokens_differ():
 
 @torch.no_grad()
 def test_padding_after_text_does_not_shorten_the_window():
-    model = composition(family(["llama"] * 4), rule={"name": "evidence", "window": 8})
+    model = composition(family(["llama"] * 4), rule=BestPredictor(window=8))
     ids, mask = random_ids(2, 60), torch.ones(2, 60, dtype=torch.long)
     mask[1, 40:55] = 0
     positions = (mask.cumsum(1) - 1).clamp_min(0)
@@ -43,7 +44,7 @@ def test_padding_after_text_does_not_shorten_the_window():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", [Product((0.3, -0.5)), make_rule("evidence", [0.3, -0.5])], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [Product((0.3, -0.5)), make_rule("mixture", [0.3, -0.5])], ids=lambda rule: rule.name)
 def test_a_rule_objects_weights_are_saved(members_dir, tmp_path, rule):
     experts = {"math": members_dir / "math", "coding": members_dir / "coding"}
     model = tessellm.compose(members_dir / "base", experts, rule=rule)
@@ -65,27 +66,27 @@ def test_a_cache_of_another_rule_is_refused():
 
 
 def test_a_refused_change_changes_nothing():
-    model = composition(family(["llama"] * 3), rule="evidence", termination="owner")
+    model = composition(family(["llama"] * 3), rule={"name": "mixture", "switch_prob": 0.1})
     before, rule = model.config.to_dict(), model.rule
     for bad in ({"weights": [0.1, 0.2, 0.3]}, {"weights": [float("nan"), 1]}, {"weights": [1e38, 1]}):
         with pytest.raises(MemberError, match="expected 2 weights within ±1,000,000"):
             model.set_rule(**bad)
-    with pytest.raises(RecipeError, match="unknown termination"):
-        model.set_rule(termination="ownr")
+    with pytest.raises(RecipeError, match="unknown rule 'produkt'"):
+        model.set_rule("produkt")
     assert (model.config.to_dict(), model.rule) == (before, rule)
     model.set_rule("product")
-    assert (model.config.rule, model.config.termination) == ({"name": "product"}, "rule")
+    assert model.config.rule == {"name": "product"}
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        {"name": "evidence", "window": 0},
-        {"name": "evidence", "window": "64"},
-        {"name": "evidence", "window": True},
-        {"name": "evidence", "window": 10**12},
-        {"name": "evidence", "trust": True},
-        {"name": "evidence", "trust": -1},
+        {"name": "mixture", "most": 0},
+        {"name": "mixture", "most": "4"},
+        {"name": "mixture", "most": True},
+        {"name": "mixture", "switch_prob": 1.5},
+        {"name": "mixture", "alone": True},
+        {"name": "mixture", "product_share": -1},
     ],
     ids=str,
 )
@@ -96,7 +97,7 @@ def test_parameters_of_rules_are_checked(rule):
 
 def test_a_rule_without_a_name_says_so():
     with pytest.raises(RecipeError, match="needs the key 'name'"):
-        composition(family(["llama"] * 2), rule={"window": 8})
+        composition(family(["llama"] * 2), rule={"most": 8})
 
 
 def test_activated_lora_is_refused(members_dir, tmp_path):
@@ -140,7 +141,7 @@ def test_a_member_that_computes_nan_is_named():
         composition(models)(random_ids())
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence"])
+@pytest.mark.parametrize("rule", ["product", BestPredictor()], ids=["product", "stateful"])
 def test_a_broken_member_is_named_whatever_the_rule_reads(rule):
     """A rule without state reads one row of a prompt, and a prompt may be one token."""
     models = family(["llama"] * 3)
@@ -151,7 +152,7 @@ def test_a_broken_member_is_named_whatever_the_rule_reads(rule):
             model.generate(random_ids(1, length), max_new_tokens=2)
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence"])
+@pytest.mark.parametrize("rule", ["product", BestPredictor()], ids=["product", "stateful"])
 def test_a_composition_drafts_for_another_model(rule):
     main, prompt = build_model("llama", 7), random_ids(1, 6)
     options = {"max_new_tokens": 12, "do_sample": False}
@@ -165,18 +166,9 @@ def test_members_without_weights_are_refused():
         tessellm.compose(build_model("llama", 0), {"math": empty})
 
 
-def test_an_unknown_policy_is_refused_where_nothing_ends():
-    base = build_model("llama", 0, eos_token_id=None)
-    model = tessellm.compose(base, {"math": perturbed(base, 1)})
-    with pytest.raises(RecipeError, match="unknown termination policy 'never'"):
-        model.set_rule(termination="never")
-    assert model.config.termination == "rule"
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"termination": "never"}, "unknown termination 'never'"),
         ({"members": []}, "is damaged: members: expected a list of members, the base first and at least one expert"),
         ({"rule": None}, "is damaged"),
         ({"rule": {"name": ["product"]}}, "unknown rule"),

@@ -5,26 +5,50 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .errors import MemberError, RecipeError, nearest
+from .errors import MemberError, MissingExtraError, RecipeError, nearest
 from .members import Loading, Member, MemberSpec, SavedMember, check_name, load_member
 from .members.shared_tensors import share_identical
 from .model import ComposedConfig, ComposedForCausalLM
 from .routing.calibrated import prepare_router
 from .routing.calibration import Progress
 from .routing.router import BASE_RETENTION
-from .rules import DEFAULT, RULES, ComposedRule, Mixture, Product, Rule, RuleLike, default_termination
-from .rules.termination import POLICIES
+from .rules import DEFAULT, ComposedRule, Mixture, Product, RuleLike, find_rule, resolved, rule_names
 from .vocabulary import MemberTokens, Vocabulary, agree
 from .vocabulary.chats import render_chat
 from .vocabulary.notes import choose_chat_template
 
-ROUTING = {"enabled": True, "base_retention": BASE_RETENTION, "embedder": None}
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """How a composition routes. `router=False` leaves routing out, `base_retention` is the share of ordinary prompts
+    that stay with the base, `embedder` a sentence-transformers model beside the base's token vectors."""
+
+    router: bool = True
+    base_retention: float = BASE_RETENTION
+    embedder: str | None = None
+
+    def __post_init__(self) -> None:
+        share, embedder = self.base_retention, self.embedder
+        if not isinstance(self.router, bool):
+            raise RecipeError(
+                f"router: expected true or false; got {self.router!r}. For one of your own, set model.router"
+            )
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share < 1:
+            raise RecipeError(f"base_retention: expected a share between 0 and 1, such as 0.95; got {share!r}")
+        if embedder is not None and (not isinstance(embedder, str) or not embedder):
+            raise RecipeError(f"embedder: expected a sentence-transformers model's name or folder; got {embedder!r}")
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the config holds: what is not the default."""
+        given = {"enabled": self.router, "base_retention": float(self.base_retention), "embedder": self.embedder}
+        default = {"enabled": True, "base_retention": BASE_RETENTION, "embedder": None}
+        return {key: value for key, value in given.items() if value != default[key]}
 
 
 def compose(
@@ -33,15 +57,10 @@ def compose(
     *,
     rule: RuleLike = DEFAULT,
     weights: Mapping[str, float] | None = None,
-    termination: str | None = None,
-    device_map: str | int | Mapping[str, Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
-    router: bool = True,
-    base_retention: float = BASE_RETENTION,
-    embedder: str | None = None,
     progress: Progress | None = None,
-    **loading: Any,
+    **options: Any,
 ) -> ComposedForCausalLM:
     """Compose language models that share a base into one model.
 
@@ -51,41 +70,27 @@ def compose(
     examples are prompts that it keeps). With `style: True` an expert is part of every answer. A PeftModel in place of
     `experts` is all its adapters. `rule` is a name, a mapping with `name` and parameters, or a rule object; by default
     `mixture`: the router decides which members answer. `weights` maps experts to numbers, 1 where not given.
-    `termination` says who may stop (rule, owner, any, mean, base), by default what suits the rule. `device_map` is one
-    device or placement for all members, or a mapping from names to theirs. `tokenizer` stands in for a base that was
-    given as a loaded model. `chat_template` says how prompts are put (Jinja, as transformers take it), in place of the
-    members' own. `router=False` leaves routing out, `base_retention` is the share of ordinary prompts that stay with
-    the base, `embedder` a sentence-transformers model beside the base's token vectors, `progress` is called with how
-    many calibration prompts were read, of how many. Everything else (`dtype`, `attn_implementation`,
-    `trust_remote_code`, `token`, …) says how members are loaded.
+    `tokenizer` stands in for a base that was given as a loaded model. `chat_template` says how prompts are put (Jinja,
+    as transformers take it), in place of the members' own. `progress` is called with how many calibration prompts were
+    read, of how many.
+
+    `options` are those of `RoutingOptions` (`router`, `base_retention`, `embedder`); `device_map`, one device or
+    placement for all members, or a mapping from names to theirs; and those of `Loading`, which say how members are
+    loaded (`dtype`, `attn_implementation`, `trust_remote_code`, `token`, …).
     """
-    specs = member_specs(base, experts, weights, device_map)
+    routing = {key: options.pop(key) for key in RoutingOptions.__dataclass_fields__ if key in options}
+    specs = member_specs(base, experts, weights, options.pop("device_map", None))
     entry = styled_entry(rule_entry(rule), specs)  # what is wrong with it should show before anything is loaded
-    if termination is not None:
-        check_termination(termination, entry)
-    settings = routing_settings(router, base_retention, embedder)
+    settings = RoutingOptions(**routing).entry()
     if not isinstance(chat_template, str | None):
         raise RecipeError(f"chat_template: expected text; got {type(chat_template).__name__}")
-    members = load_members(specs, make_loading(loading), tokenizer)
-    model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule, termination)
+    members = load_members(specs, make_loading(options), tokenizer)
+    model = assemble(members, entry if any(spec.style for spec in specs.values()) else rule)
     model.config.routing = settings
     if chat_template is not None:
         _put_by(model, chat_template)
     prepare_router(model, progress)
     return model
-
-
-def routing_settings(router: bool, base_retention: float, embedder: str | None) -> dict[str, Any]:
-    """Return what the config holds of routing: what is not the default."""
-    if not isinstance(router, bool):
-        raise RecipeError(f"router: expected true or false; got {router!r}. For one of your own, set model.router")
-    is_share = isinstance(base_retention, int | float) and not isinstance(base_retention, bool)
-    if not is_share or not 0 < base_retention < 1:
-        raise RecipeError(f"base_retention: expected a share between 0 and 1, such as 0.95; got {base_retention!r}")
-    if embedder is not None and (not isinstance(embedder, str) or not embedder):
-        raise RecipeError(f"embedder: expected a sentence-transformers model's name or folder; got {embedder!r}")
-    given = {"enabled": router, "base_retention": float(base_retention), "embedder": embedder}
-    return {key: value for key, value in given.items() if value != ROUTING[key]}
 
 
 def member_specs(
@@ -136,7 +141,8 @@ def make_loading(options: Mapping[str, Any]) -> Loading:
     known = Loading.__dataclass_fields__
     for key in options:
         if key not in known:
-            every = {*known, *inspect.signature(compose).parameters} - {"loading"}
+            own = {*inspect.signature(compose).parameters} - {"options"}
+            every = {*known, *own, *RoutingOptions.__dataclass_fields__, "device_map"}
             raise TypeError(f"unexpected argument {key!r}; {nearest(key, every)}")
     return Loading(**options)
 
@@ -157,19 +163,13 @@ def load_members(
     return members
 
 
-def assemble(
-    members: Sequence[Member],
-    rule: RuleLike,
-    termination: str | None = None,
-    vocabulary: Vocabulary | None = None,
-) -> ComposedForCausalLM:
+def assemble(members: Sequence[Member], rule: RuleLike, vocabulary: Vocabulary | None = None) -> ComposedForCausalLM:
     """Loaded members, made one model."""
     vocabulary, entry = vocabulary or agree([_speaker(member) for member in members]), rule_entry(rule)
     contexts = [context_of(member.model) for member in members]
     config = ComposedConfig(
         members=[SavedMember.of(member, vocabulary.member_end_ids[member.name]).entry() for member in members],
         rule=entry,
-        termination=default_termination(entry["name"]) if termination is None else termination,
         vocab_size=vocabulary.size,
         max_position_embeddings=min((context for context in contexts if context), default=0),
         num_hidden_layers=sum(_text_config(member).num_hidden_layers for member in members),
@@ -195,17 +195,6 @@ def _member_notes(members: Sequence[Member]) -> tuple[str, ...]:
     return tuple(f"{', '.join(names)}: {note}" for note, names in owners.items())
 
 
-def check_termination(termination: str, entry: Mapping[str, Any]) -> None:
-    """Refuse a policy that there is not, or that the rule does not take."""
-    if termination not in POLICIES:
-        raise RecipeError(f"unknown termination {termination!r}; {nearest(str(termination), POLICIES)}")
-    if entry["name"] == Mixture.name and termination != "rule":
-        raise RecipeError(
-            f"termination {termination!r} is for the rule product: the rule mixture ends where its components end. "
-            "Leave it out, or use rule: product"
-        )
-
-
 def rule_entry(rule: RuleLike) -> dict[str, Any]:
     """A rule as the config holds it: its name and parameters."""
     if isinstance(rule, str):
@@ -215,9 +204,13 @@ def rule_entry(rule: RuleLike) -> dict[str, Any]:
     if "name" not in rule:
         raise RecipeError("a rule given as a mapping needs the key 'name'")
     name = rule["name"]
-    if not isinstance(name, str) or name not in {*RULES, DEFAULT}:
-        raise RecipeError(f"unknown rule {name!r}; {nearest(str(name), RULES)}")
-    known = set(inspect.signature(RULES[name].make).parameters) - {"name", "weights"} if name in RULES else set()
+    try:
+        found = find_rule(resolved(name)) if isinstance(name, str) else None
+    except ValueError as error:
+        raise MissingExtraError(str(error)) from None
+    if found is None:
+        raise RecipeError(f"unknown rule {name!r}; {nearest(str(name), rule_names())}")
+    known = set(inspect.signature(found.make).parameters) - {"name", "weights"} if name != DEFAULT else set()
     for key in rule:
         if key not in known | {"name"}:
             hint = nearest(key, known) if known else "it has none"
@@ -247,7 +240,7 @@ def styled_entry(entry: dict[str, Any], specs: Mapping[str, MemberSpec]) -> dict
     return {**entry, "name": Mixture.name, "styles": styles}
 
 
-def _described(rule: Rule) -> dict[str, Any]:
+def _described(rule: RuleLike) -> dict[str, Any]:
     try:
         return ComposedRule.make(rule).describe()
     except TypeError as error:

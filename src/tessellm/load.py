@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import load
-from .checkpoint.cached import cached_place, is_cached, keep
 from .errors import MemberError
 from .model import ComposedForCausalLM
 from .model.variants import alone, changed_weights, check_alone, check_rule_name, meant_rule, no_such_speaker
@@ -35,19 +34,11 @@ def load_model(
     recipe = found.recipe
     own = recipe.rule if isinstance(recipe.rule, str) else recipe.rule.get("name")
     changes: dict[str, Any] = {key: value for key, value in (("device_map", device), ("dtype", dtype)) if value}
-    changes |= {"rule": rule, "termination": None} if rule not in (None, own) else {}
+    changes |= {"rule": rule} if rule not in (None, own) else {}
     wanted = next(iter(recipe.experts)) if only == "base" else only
     if wanted in recipe.experts:
         changes["experts"] = {wanted: recipe.experts[wanted]}
-    if found.adapters is None:
-        return found.compose(progress, **changes)
-    place = cached_place(found.adapters, {"rule": changes.get("rule"), "dtype": dtype})
-    if is_cached(place):
-        return load(place, only=only, progress=progress, device_map=device, dtype=dtype or "auto")
-    model = found.compose(progress, **changes)
-    if only is None and (why := keep(model, place)):
-        model.notes += (why,)
-    return model
+    return found.compose(progress, **changes)
 
 
 def load_speaker(

@@ -8,7 +8,7 @@
         description: Writes Python functions.
         examples: [Write a function that sorts a list., "Fix this loop:"]  # or a file of prompts
         weight: 0.8
-    rule: mixture                   # or product, or {name: mixture, …parameters}
+    rule: mixture                   # or product, or {name: mixture, …parameters}; the default is auto
     dtype: bfloat16
     base_retention: 0.95            # the share of ordinary prompts that the router leaves to the base
     device_map: {base: "cuda:0", math: "cuda:1", coding: "cuda:1"}
@@ -53,7 +53,6 @@ class Recipe(_Strict):
     base: MemberSpec
     experts: dict[str, MemberSpec] = Field(min_length=1)
     rule: str | dict[str, Any] = DEFAULT
-    termination: str | None = None
     chat_template: str | None = None
     dtype: str | None = None
     device_map: str | int | dict[str, str | int] | None = None
@@ -82,7 +81,6 @@ class Recipe(_Strict):
             self.base.seen_from(folder),
             {name: member.seen_from(folder) for name, member in self.experts.items()},
             rule=self.rule,
-            termination=self.termination,
             chat_template=self.chat_template,
             router=self.router,
             base_retention=self.base_retention,

@@ -38,12 +38,12 @@ def written(model: Any, prompt: str = PROMPT, special: bool = True) -> str:
 
 
 def test_a_rule_and_weights_of_ones_own(cli: Cli, out: Path) -> None:
-    ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, "--rule", "evidence", "--weights", "lora=0.25")
+    ran = cli("generate", out, PROMPT, "--max-new-tokens", 8, "--rule", "product", "--weights", "lora=0.25")
     model: Any = tessellm.ComposedForCausalLM.from_pretrained(out)
-    model.set_rule("evidence", [1.0, 0.25])
+    model.set_rule("product", [1.0, 0.25])
     assert (ran.code, ran.out) == (0, written(model) + "\n")
-    found = load_speaker(str(out), rule="evidence", weights={"lora": 0.25})
-    assert (found.config.rule["name"], found.config.weights) == ("evidence", (1.0, 0.25))
+    found = load_speaker(str(out), rule="product", weights={"lora": 0.25})
+    assert (found.config.rule["name"], found.config.weights) == ("product", (1.0, 0.25))
 
 
 @pytest.mark.parametrize("member", ["base", "math", "lora"])
@@ -106,7 +106,7 @@ def test_a_folder_with_a_colon_is_a_model(tmp_path: Path) -> None:
         ("", ("--rule", "prodct"), {"rule": "prodct"}),
         ("", ("--weights", "mth=1"), {"weights": {"mth": 1.0}}),
         ("", ("--weights", "math=-2e6"), {"weights": {"math": -2e6}}),
-        (":math", ("--rule", "evidence"), {"rule": "evidence"}),
+        (":math", ("--rule", "product"), {"rule": "product"}),
         (":math", ("--weights", "math=1"), {"weights": {"math": 1.0}}),
         (":mth", (), {}),
     ],
@@ -176,10 +176,10 @@ def test_an_empty_answer_of_a_chat_model_is_explained(cli: Cli, out: Path, tmp_p
 
 def test_diagnose_reads_the_answer_in_its_chat(cli: Cli, out: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "abc", "text": "12"}\n')
-    options = ("--rule", "evidence", "--json", tmp_path / "found.json")
+    options = ("--rule", "product", "--json", tmp_path / "found.json")
     assert cli("diagnose", out, tmp_path / "p.jsonl", "--system", "be", *options).code == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["rule"] == "evidence"
+    assert found["rule"] == "product"
     assert found["tokens"] == 2  # no token of the template is judged
 
 
@@ -206,7 +206,7 @@ def test_a_request_may_ask_for_the_composition_s_own_rule_or_eq_2(out: Path) -> 
     assert served.find("out", "mixture").experts is None
     assert served.find("out", "product").experts == {"math": 1.0, "lora": 1.0}
     with pytest.raises(Refusal, match="for a request") as refused:
-        served.find("out", "evidence")
+        served.find("out", "auto")
     assert refused.value.status == 400
 
 

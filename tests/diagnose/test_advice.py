@@ -18,6 +18,7 @@ from tessellm.diagnose.rates import Rate
 from tessellm.model.variants import with_rule
 
 from planted import composition, prompts
+from stateful import BestPredictor
 
 GIVEN = [{"prompt": "ab", "text": "c3def"}, {"prompt": "a", "text": "bc3defgh"}, {"text": "abc3def6gh"}]
 MEASURED = re.compile(r"→|nothing that was tried is better")
@@ -32,7 +33,7 @@ def everything_wrong(names: tuple[str, ...]) -> Interference:
         for second in names[number + 1 :]
     )
     active = {name: none if number < 2 else much for number, name in enumerate(names)}
-    return Interference(active, active, active, active, much, pairs, much, much, much, much, None, much)
+    return Interference(active, active, active, active, much, pairs, much, much, much, much)
 
 
 def effect(kind: str, gains: tuple[float, ...], **made: Any) -> Effect:
@@ -41,11 +42,10 @@ def effect(kind: str, gains: tuple[float, ...], **made: Any) -> Effect:
     return Effect(Change(kind, made.pop("action", "do it"), **made), before, after, True, tuple(range(len(gains))))
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence", "mixture"])
+@pytest.mark.parametrize("rule", ["product", "mixture"])
 def test_at_most_five_findings_whatever_is_wrong(rule: str) -> None:
     names = ("a", "b", "c", "d", "e")
     effects = (effect("rule", (0.5, -0.1), rule="mixture"), effect("without", (0.2, 0.2), without="a"))
-    effects += (effect("stopping", (0.3, 0.3), termination="owner"),)
     unsure = Rate(0.1, 0.0, 0.2)
     said = advise(Symptoms(everything_wrong(names), rule, (1.0,) * 5, unsure, 0.0, 2, True, effects))
     assert len(said) == MOST
@@ -103,17 +103,15 @@ def test_what_helps_most_comes_first() -> None:
 
 def test_other_ways_are_those_that_differ() -> None:
     model = composition("three", "six", rule="product")
-    actions = [change.action for change in other_ways(model, ["six"], stopping=True)]
+    actions = [change.action for change in other_ways(model, ["six"])]
     assert "use rule: product" not in actions
-    assert {"use rule: evidence", "give every expert the weight 1/2", "leave out six", "use termination: owner"} <= {
-        *actions
-    }
+    assert {"use rule: mixture", "give every expert the weight 1/2", "leave out six"} <= {*actions}
     model.set_rule(weights=[0.5, 0.5])
-    assert "give every expert the weight 1/2" not in [each.action for each in other_ways(model, [], stopping=False)]
+    assert "give every expert the weight 1/2" not in [each.action for each in other_ways(model, [])]
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence"])
-def test_what_is_measured_is_what_the_changed_model_says(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["product", BestPredictor()], ids=["product", "stateful"])
+def test_what_is_measured_is_what_the_changed_model_says(rule: Any) -> None:
     model = composition("three", "other_three", rule="product")
     traces = tessellm.diagnose(model, GIVEN).traces
     weights = (0.5, 0.0)
@@ -128,7 +126,7 @@ def test_what_is_measured_is_what_the_changed_model_says(rule: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_texts_are_read_once_where_memory_allows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was kept of some batches, of all or of none leads to the same findings, to the last digit."""
-    model, block = composition("three", "other_three", rule="evidence"), 3 * 8 * 64
+    model, block = composition("three", "other_three", rule="mixture"), 3 * 8 * 64
     given, asked, said = [*GIVEN, "abc", {"prompt": "abcd", "text": "ef6gh"}], 0, []
     read = model.member_logits
 

@@ -12,7 +12,7 @@ from planted import composition, prompts
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("planted") / "model"
-    model = composition("three", "other_three", "six", rule="evidence")
+    model = composition("three", "other_three", "six", rule="product")
     model.save_pretrained(path, self_contained=True)
     character_tokenizer().save_pretrained(path)
     return path

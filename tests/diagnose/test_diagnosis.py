@@ -1,30 +1,27 @@
 """Diagnoses of members trained here, whose interference was planted: found, named, located; or called clean."""
 
 import json
-import math
 
 import pytest
 import torch
 
 import tessellm
-from tessellm.diagnose.certificate import as_share
-from tessellm.diagnose.rates import new_text_limit, rate
+from tessellm.diagnose.rates import rate
 from tessellm.diagnose.trace import finite
 from tessellm.errors import PromptError
 
 from conftest import build_model
 from planted import composition, prompts
 
-RULES = ["product", "evidence"]
+RULES = ["product", "mixture"]
 
 
 def diagnosed(*experts: str, rule: str = "product", **options):
     return tessellm.diagnose(composition(*experts, rule=rule), prompts(), max_new_tokens=24, **options)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_clean_pair_is_called_clean(rule):
-    diagnosis = diagnosed("three", "six", rule=rule)
+def test_a_clean_pair_is_called_clean():
+    diagnosis = diagnosed("three", "six")
     assert diagnosis.clean
     assert [advice.kind for advice in diagnosis.advice] == ["clean"]
     (pair,) = diagnosis.found.pairs
@@ -88,7 +85,7 @@ def test_prompts_are_a_list(prompts):  # a string would be read letter by letter
 
 
 def test_one_text_is_one_text():
-    model = composition("three", "six", rule="evidence")
+    model = composition("three", "six", rule="mixture")
     alone = tessellm.diagnose(model, prompts()[:1], max_new_tokens=8)
     assert alone.advice[-1].text.startswith("1 text is too few")
     assert "1 text, " in alone.to_html()
@@ -97,22 +94,6 @@ def test_one_text_is_one_text():
 def test_an_expert_against_all_is_named():
     diagnosis = diagnosed("three", "other_three", "three_again")
     assert ("crowd", ("other_three",)) in [(advice.kind, advice.experts) for advice in diagnosis.advice]
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("experts", [("three",), ("three", "six"), ("three", "other_three", "six")])
-def test_the_certificate_holds_on_every_text_and_says_when_it_is_vacuous(rule, experts):
-    proof = diagnosed(*experts, rule=rule).certificate
-    assert proof.holds
-    for text in proof.texts:
-        assert text.gap <= text.bound + 1e-3
-        assert text.vacuous == (math.sqrt(text.bound / 2) >= 1)
-    assert proof.vacuous_texts == sum(text.vacuous for text in proof.texts)
-    if len(experts) == 1:
-        assert proof.bound < 1e-3
-        assert not proof.vacuous
-    gaps = sorted(text.gap for text in proof.texts)
-    assert proof.unseen_gap == pytest.approx(gaps[math.ceil(13 * 0.9) - 1])
 
 
 def test_texts_may_be_given_and_prompts_are_not_scored():
@@ -139,7 +120,6 @@ def test_it_is_json():
     assert content["clean"] is True
     assert content["texts"] == 12
     assert content["found"]["pairs"][0]["experts"] == ["three", "six"]
-    assert content["certificate"]["holds"] is True
 
 
 def test_json_lacks_infinity_and_tuples():
@@ -154,15 +134,6 @@ def test_without_a_tokenizer_it_says_so():
         tessellm.diagnose(model, ["abc"])
 
 
-def test_the_limit_for_new_texts_covers_them():
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randn(2000, 20, generator=generator).exp()
-    covered = [float(row[19]) <= new_text_limit(row[:19], 0.9) for row in draws]
-    assert 0.88 < sum(covered) / len(covered) < 0.93
-    assert new_text_limit(torch.ones(8), 0.9) == math.inf
-    assert new_text_limit(torch.arange(9.0), 0.9) == 8
-
-
 def test_rates_are_clustered_by_text():
     text = torch.arange(20).repeat_interleave(50)
     by_text = (text < 10).float()
@@ -170,4 +141,3 @@ def test_rates_are_clustered_by_text():
     assert apart.low < 0.35 < 0.65 < apart.high  # twenty coins, not a thousand
     assert rate(torch.zeros(1000), text, 20).high == pytest.approx(1 - 0.05 ** (1 / 20))
     assert rate(torch.ones(1000), text, 20).low == pytest.approx(0.05 ** (1 / 20))
-    assert as_share(8.0) == 1

@@ -46,7 +46,7 @@ def test_the_page_is_complete_and_loads_nothing():
     data = data_of(page)
     assert data["voices"] == ["base", "three", "other_three", "six", "composed"]
     assert len(data["rows"]) == diagnosis.tokens == page.count('data-i="')
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 4
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", page)
     for advice in diagnosis.advice:
         assert advice.text[:40] in page
@@ -74,7 +74,7 @@ def test_hostile_tokens_are_inert():
 
 
 def test_what_a_terminal_shows():
-    model = composition("three", "other_three", "six", rule="evidence")
+    model = composition("three", "other_three", "six", rule="mixture")
     model.tokenizer = hostile_tokenizer()
     stream = io.StringIO()
     terminal = Terminal(stream, model.config.member_names)
@@ -97,7 +97,7 @@ def test_what_a_terminal_shows():
 def test_what_is_traced_is_what_was_written(options, engine):
     from tessellm.text.generate import generate_texts
 
-    model = composition("three", "six", rule="evidence")
+    model = composition("three", "six", rule="mixture")
     request, prompts = TextOptions(max_new_tokens=12, **options), ["ab", "cdef"]
     plain = list(generate_texts(model, prompts, request, engine=engine))
     terminal = Terminal(io.StringIO(), model.config.member_names)

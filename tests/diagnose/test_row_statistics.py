@@ -1,15 +1,12 @@
-"""The statistics of a row against a slow reference in float64, and the theory's bound as a law over every rule."""
+"""The statistics of a row against a slow reference in float64."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tessellm.diagnose.row_statistics import ACTIVE, statistics
-from tessellm.rules import RULES, ComposedRule, FunctionRule, make_rule
-from tessellm.rules.termination import POLICIES
+from tessellm.rules import RULES, make_rule
 
 ENDS = ((0,), (0, 1), (2,), (0,), (1,))
 
@@ -74,7 +71,6 @@ def test_against_a_slow_reference(weights):
                     assert found.pair_log_z_BTKK[b, t, i, j] == pytest.approx(pair, abs=1e-4)
                     shared = accord(law, other, laws[0], i == j)
                     assert found.pair_accord_BTKK[b, t, i, j] == pytest.approx(shared, abs=1e-4)
-            assert found.idle_BT[b, t] == pytest.approx(sum(epsilons) - max(epsilons), abs=1e-4)
             assert found.novel_BT[b, t] == (composed[b, t].argmax() not in logp[:, b, t].argmax(-1))
             for m in range(4):
                 own = sum(float(logp[m, b, t, end].exp()) for end in ENDS[m])
@@ -101,35 +97,6 @@ def test_what_two_experts_want():
     assert found.pair_log_z_BTKK[0, 0, 1, 3] > 1
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    rule=st.sampled_from(sorted(RULES)),
-    policy=st.sampled_from(POLICIES),
-    weights=st.sampled_from([None, 0.5, -0.4, 1.3]),
-    members=st.integers(2, 5),
-    vocabulary=st.integers(4, 30),
-    spread=st.floats(0, 6),
-    seed=st.integers(0, 10**6),
-)
-def test_the_bound_holds_on_every_row_of_every_rule(rule, policy, weights, members, vocabulary, spread, seed):
-    logp, tokens = rows(members, vocabulary, seed, spread)
-    policy = "rule" if rule == "mixture" else policy  # which ends where its components end
-    numbers = None if weights is None else [weights] + [1.0] * (members - 2)
-    _, found = run(ComposedRule.make(rule, numbers, ENDS[:members], policy), logp, tokens)
-    bound = found.bound_BT + 2e-4 * (1 + found.bound_BT)
-    assert (found.gap_kl_BT <= bound).all()
-    assert (found.gap_BT <= (bound / 2).sqrt() + 1e-3).all()  # Pinsker
-    if rule == "product":
-        assert (found.log_z_BT.abs() <= found.idle_BT + 1e-3).all()
-
-
-def test_the_bound_says_nothing_of_a_rule_that_is_not_ours():
-    logp, tokens = rows(3, 9, 0, 1.0)
-
-    mean = FunctionRule("mean", lambda logp_MBTV: logp_MBTV.logsumexp(0) - math.log(len(logp_MBTV)))
-    assert run(ComposedRule(mean), logp, tokens)[1].bound_BT.isinf().all()
-
-
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_impossible_tokens_leave_no_nan(rule):
     logp, tokens = rows(3, 9, 1, 2.0)
@@ -137,6 +104,6 @@ def test_impossible_tokens_leave_no_nan(rule):
     logp[1, :, :, 5] = -torch.inf  # one says never
     logp[0, :, 2, 6] = -torch.inf
     _, found = run(make_rule(rule), logp.log_softmax(-1), tokens)
-    for name, each in found._asdict().items():
-        assert each is None or not each.isnan().any(), name
+    for name, each in found.columns().items():
+        assert not each.isnan().any(), name
     assert found.epsilon_BTK[..., 0].isinf().all()

@@ -30,7 +30,7 @@ def rows_of_law(logp: torch.Tensor, name: str = "product") -> Rows:
     rule, logp_MBTV = make_rule(name), logp[:, None, None]
     composed, _, why = rule.explain(logp_MBTV, torch.zeros(1, 1).long(), torch.ones(1, 1), None)
     found = statistics(logp_MBTV, composed, rule, ((),) * len(logp), why)
-    columns = {name.rpartition("_")[0]: each[0] for name, each in found._asdict().items() if each is not None}
+    columns = {name: each[0] for name, each in found.columns().items()}
     columns["logprob"] = log_probabilities(logp_MBTV, composed, composed.argmax(-1))[0]
     return Rows(torch.zeros(1, dtype=torch.long), 1, columns)
 

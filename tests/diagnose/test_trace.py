@@ -12,6 +12,7 @@ from tessellm.rules import RULES
 
 from conftest import character_tokenizer
 from families import composition, family, random_ids
+from stateful import BestPredictor
 
 ARCHITECTURES = ["gpt2", "llama", "gemma2"]
 
@@ -27,7 +28,7 @@ def models(request):
     return family([request.param] * 3)
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence", "mixture"])
+@pytest.mark.parametrize("rule", ["product", "mixture"])
 def test_the_composed_log_probabilities_are_the_models_own(models, rule):
     model, ids = composition(models, [1.0, 0.7], rule=rule), random_ids()
     trace = tessellm.trace(model, ids)
@@ -40,10 +41,10 @@ def test_the_composed_log_probabilities_are_the_models_own(models, rule):
     assert torch.equal(trace.top_ids[:, 1:, -1, 0], output.logits[:, :-1].argmax(-1))
     assert trace.scored[:, 1:].all()
     assert not trace.scored[:, 0].any()
-    assert ("evidence" in trace.tensors) == (rule == "evidence")
+    assert ("law" in trace.tensors) == (rule == "mixture")
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence"])
+@pytest.mark.parametrize("rule", ["product", "mixture"])
 def test_reading_in_chunks_changes_nothing(models, rule, monkeypatch):
     model, ids = composition(models, rule=rule), random_ids()
     whole = tessellm.trace(model, ids)
@@ -53,7 +54,7 @@ def test_reading_in_chunks_changes_nothing(models, rule, monkeypatch):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(models, side):
-    model = composition(models, rule="evidence")
+    model = composition(models, rule="mixture")
     texts = [random_ids(1, length, seed=length)[0] for length in (5, 13, 24)]
     ids, mask = torch.zeros(3, 24, dtype=torch.long), torch.zeros(3, 24, dtype=torch.long)
     for row, text in enumerate(texts):
@@ -67,7 +68,7 @@ def test_padding_changes_nothing(models, side):
         equal(one, tessellm.trace(model, text), where=one.scored)
 
 
-@pytest.mark.parametrize("rule", ["product", "evidence"])
+@pytest.mark.parametrize("rule", ["product", BestPredictor()], ids=["product", "stateful"])
 def test_while_generating_it_is_what_scoring_the_text_gives(models, rule):
     model = composition(models, [1.0, 0.8], rule=rule)
     ids = torch.cat([torch.zeros(3, 2, dtype=torch.long), random_ids(3, 9)], 1)
@@ -137,7 +138,7 @@ def test_a_mask_of_another_shape_and_a_plain_model_are_refused():
 
 
 def test_json_and_pandas_hold_every_scored_token():
-    model = composition(family(["llama"] * 3), rule="evidence")
+    model = composition(family(["llama"] * 3), rule="mixture")
     model.tokenizer = character_tokenizer()
     trace = tessellm.trace(model, random_ids(2, 12))
     content = json.loads(trace.to_json())
@@ -155,7 +156,7 @@ def test_json_and_pandas_hold_every_scored_token():
 
 
 def test_a_trace_may_begin_after_a_prompt():
-    model = composition(family(["llama"] * 3), rule="evidence")
+    model = composition(family(["llama"] * 3), rule="mixture")
     ids = torch.randint(4, 60, (2, 90), generator=torch.Generator().manual_seed(0))
     whole = tessellm.trace(model, ids)
     for start in (2, 40, 89):

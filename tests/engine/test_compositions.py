@@ -15,10 +15,10 @@ from tessellm.engine.members.groups import plan_groups
 from tessellm.engine.members.stacking import can_stack
 from tessellm.engine.sampling import Sampling
 from tessellm.errors import EngineError
-from tessellm.rules.termination import POLICIES
 
 from conftest import SPECIAL, VOCAB, build_model, character_tokenizer, perturbed, save_member
 from decoding_cases import composition, prompts, reference_rows, stacked_engine, unexcused
+from stateful import BestPredictor
 
 LONG = Sampling(max_new_tokens=16)
 
@@ -35,17 +35,9 @@ def test_weights(tmp_path: Path) -> None:
     check(composition("llama", tmp_path, weights={"e0": 0.7, "e1": -0.3}))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_termination_policy(policy: str) -> None:
-    base = build_model("llama", eos_token_id=[2, 9])
-    other = perturbed(base, 1)
-    other.config.eos_token_id = other.generation_config.eos_token_id = [17, 30]
-    check(tessellm.compose(base, {"a": other, "b": perturbed(base, 2)}, rule="product", termination=policy))
-
-
 def test_other_rules_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="runs the rules 'mixture' and 'product'; this composition has 'evidence'"):
-        Engine(composition("llama", tmp_path, rule="evidence"))
+    with pytest.raises(EngineError, match="rules 'mixture' and 'product'; this composition has 'best-predictor'"):
+        Engine(composition("llama", tmp_path, rule=BestPredictor()))
 
 
 def permuted_member(base: Any, seed: int, folder: Path, table: int = VOCAB) -> Path:

@@ -156,10 +156,10 @@ def test_members_alone_another_rule_and_a_chat(cli: Any, recipe: Path, tmp_path:
     for wrong, said in (
         ((recipe, "--tasks", "humaneval", "--data", DATA, "--chat"), "humaneval is evaluated as evalplus completes"),
         (
-            (recipe, *arguments, "--rule", "evidence", "--rules", "evidence"),
+            (recipe, *arguments, "--rule", "product", "--rules", "product"),
             "--rule is the rule of the column composition",
         ),
-        ((f"{recipe}:math", *arguments, "--rules", "evidence"), "'recipe-math' is a member and speaks alone"),
+        ((f"{recipe}:math", *arguments, "--rules", "product"), "'recipe-math' is a member and speaks alone"),
         ((f"{recipe}:math", *arguments, "--merges", "ties"), "that is one member: give a composition first"),
     ):
         ran = cli("evaluate", *wrong, "-o", tmp_path / "none")

@@ -100,13 +100,13 @@ def test_rules_and_merges_are_columns_with_their_strengths_stated(
 ) -> None:
     monkeypatch.setitem(tasks.GREEDY, "max_gen_toks", 6)
     arguments = ("evaluate", recipe, "--tasks", "math,gsm8k", "--data", DATA, "-o", tmp_path / "out")
-    choosing = ("--rules", "product,evidence", "--merges", "linear,ties", "--strengths", "0.5,1", "--develop", 2)
+    choosing = ("--rules", "product,mixture", "--merges", "linear,ties", "--strengths", "0.5,1", "--develop", 2)
     ran = cli(*arguments, *choosing, "--seed", 3)
     assert ran.code == 0, ran.err
     assert "- ties: lambda = 1, chosen among 0.5, 1\n" in ran.out
     assert "MATH: 1 set aside from the 4 of its test split; GSM8K: 2 of the 10 of its train split." in ran.out
     table = json.loads((tmp_path / "out" / "table.json").read_text())
-    assert table["columns"] == ["base", "math", "coding", "product", "evidence", "linear", "ties"]
+    assert table["columns"] == ["base", "math", "coding", "product", "mixture", "linear", "ties"]
     assert table["subject"] == "product"
     assert {task: row["ties"]["problems"] for task, row in table["cells"].items()} == {"math": 3, "gsm8k": 3}
     assert table["choices"]["ties"]["chosen"] == 1.0
@@ -136,9 +136,9 @@ def test_problems_that_something_was_chosen_on_before_are_kept_out_too() -> None
 
 
 def test_columns_of_one_name_are_refused(members_dir: Path) -> None:
-    model = tessellm.compose(members_dir / "base", {"ties": members_dir / "math", "evidence": members_dir / "coding"})
-    for plan in (EvaluationPlan(("math",), merges=("ties",)), EvaluationPlan(("math",), rules=("product", "evidence"))):
-        with pytest.raises(RecipeError, match=r"two columns would be called '(ties|evidence)'"):
+    model = tessellm.compose(members_dir / "base", {"ties": members_dir / "math", "mixture": members_dir / "coding"})
+    for plan in (EvaluationPlan(("math",), merges=("ties",)), EvaluationPlan(("math",), rules=("product", "mixture"))):
+        with pytest.raises(RecipeError, match=r"two columns would be called '(ties|mixture)'"):
             columns_of({"model": model}, plan)
 
 

@@ -62,7 +62,7 @@ def loaded(folder: Path) -> dict[str, Any]:
     made = model.generate(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), max_new_tokens=8)
     return {
         "rule": config.rule["name"],
-        "termination": config.termination,
+        "termination": getattr(model.rule.rule, "policy", "rule"),  # of the lab's rule alone
         "members": [[member["name"], member["kind"], member["weight"]] for member in config.members],
         "vocab_size": config.vocab_size,
         "context": config.max_position_embeddings,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,24 @@ def server(home: Path) -> Iterator[Running]:
 
 
 def changed(exchanges: list[Exchange], changes: list[dict[str, Any]]) -> list[Exchange]:
-    """Return exchanges with replies as they were changed on purpose since: each change names a request, says why, and
-    has a path into the reply with the value that is there now."""
-    exchanges = copy.deepcopy(exchanges)
-    for change in changes:
+    """Return exchanges with replies as they were changed on purpose since: each change says why and names either keys
+    that are gone from all replies, or a request and a path into its reply with the value that is there now."""
+    gone = {key for change in changes for key in change.get("gone", ())}
+    exchanges = [{**each, "reply": _without(each["reply"], gone)} for each in copy.deepcopy(exchanges)]
+    for change in (each for each in changes if "path" in each):
         *path, last = ("reply", *change["path"])
         place: Any = next(each for each in exchanges if {**each, "reply": 0} == {**change["request"], "reply": 0})
         for key in path:
             place = place[key]
         place[last] = change["value"]
     return exchanges
+
+
+def _without(value: Any, gone: Collection[str]) -> Any:
+    """Leave out keys that were null."""
+    if isinstance(value, dict):
+        return {key: _without(each, gone) for key, each in value.items() if key not in gone or each is not None}
+    return [_without(each, gone) for each in value] if isinstance(value, list) else value
 
 
 def exchange(running: Running, asked: Exchange) -> Exchange:

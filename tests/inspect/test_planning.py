@@ -94,9 +94,9 @@ def test_a_plan_is_the_least_that_fits(gemma_recipe: Path) -> None:
 
 def test_rules_with_state_need_more(members_dir: Path, tmp_path: Path) -> None:
     experts = {"math": str(members_dir / "math"), "lora": str(members_dir / "lora_math")}
-    for rule in ("product", "evidence"):
+    for rule in ("product", "mixture"):
         tessellm.compose(str(members_dir / "base"), experts, rule=rule).save_pretrained(tmp_path / rule)
-    plain, stateful = read_needs(str(tmp_path / "product")), read_needs(str(tmp_path / "evidence"))
+    plain, stateful = read_needs(str(tmp_path / "product")), read_needs(str(tmp_path / "mixture"))
     assert stateful.kv_bytes - plain.kv_bytes == 3 * 32 * 4  # members × hidden size × float32
     assert stateful.request_bytes == 2 * plain.request_bytes
     loaded = load_model(str(tmp_path / "product"))

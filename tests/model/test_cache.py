@@ -14,9 +14,7 @@ def models(request):
     return family(request.param)
 
 
-@pytest.fixture(
-    scope="module", params=["product", BestPredictor(), "evidence"], ids=["product", "stateful", "evidence"]
-)
+@pytest.fixture(scope="module", params=["product", BestPredictor()], ids=["product", "stateful"])
 def model(request, models):
     return composition(models, rule=request.param)
 

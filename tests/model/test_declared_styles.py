@@ -18,6 +18,7 @@ from tessellm.recipe import read_recipe
 from tessellm.rules import Mixture, product
 
 from conftest import build_model, character_tokenizer, perturbed, save_member
+from stateful import BestPredictor
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_what_was_declared_outlives_other_rules(declared, tmp_path):
     assert loaded.config.rule == {"name": "product"}
     assert [row["kind"] for row in inspect_model(loaded)["members"]][2] == "full, style"
     for rule in ("mixture", "auto", {"name": "mixture"}):
-        loaded.set_rule("evidence")
+        loaded.set_rule("product")
         loaded.set_rule(rule)
         assert loaded.rule.rule.styles == (2,)
 
@@ -94,7 +95,7 @@ def test_without_a_chat_template_the_rule_is_mixture_all_the_same(tmp_path):
     sources = [str(save_member(perturbed(base, seed), tmp_path / str(seed), plain)) for seed in range(3)]
     made = tessellm.compose(sources[0], {"one": {"source": sources[1], "style": True}, "two": sources[2]})
     assert made.config.rule == {"name": "mixture", "styles": (1,)}
-    made.set_rule("evidence")
+    made.set_rule("product")
     assert meant_rule(made, "auto") == "mixture"
     made.set_rule("auto")
     assert made.config.rule == {"name": "mixture", "styles": (1,)}
@@ -104,8 +105,8 @@ def test_what_cannot_be_a_style_is_refused_before_anything_is_loaded():
     style = {"source": "nowhere", "style": True}
     with pytest.raises(MemberError, match="'base' cannot be a style"):
         tessellm.compose(style, {"one": "nowhere"})
-    with pytest.raises(RecipeError, match="the rule 'evidence' knows no styles, and 'two' is declared one"):
-        tessellm.compose("nowhere", {"one": "nowhere", "two": style}, rule="evidence")
+    with pytest.raises(RecipeError, match="the rule 'best-predictor' knows no styles, and 'two' is declared one"):
+        tessellm.compose("nowhere", {"one": "nowhere", "two": style}, rule=BestPredictor())
     with pytest.raises(MemberError, match="member 'one': style: expected true or false"):
         tessellm.compose("nowhere", {"one": {"source": "nowhere", "style": "capitals"}})
 

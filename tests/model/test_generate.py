@@ -11,9 +11,10 @@ from tessellm.errors import GenerationError, PromptError
 from chi_square import chi_square_p_value
 from conftest import build_model
 from families import composition, family, random_ids
+from stateful import BestPredictor
 
 FAMILIES = [["gpt2"] * 3, ["llama"] * 3, ["gemma2"] * 3, ["qwen2", "gpt2", "llama"]]
-RULES = ["product", {"name": "evidence", "window": 8}]
+RULES = ["product", BestPredictor(window=8)]
 NEW = 30  # with prompts of 24, past the tiny Gemma's window of 16
 
 
@@ -22,7 +23,7 @@ def models(request):
     return family(FAMILIES[request.param])
 
 
-@pytest.fixture(scope="module", params=RULES, ids=["product", "evidence"])
+@pytest.fixture(scope="module", params=RULES, ids=["product", "stateful"])
 def model(request, models):
     return composition(models, [1.0, 0.8], rule=request.param)
 
@@ -220,17 +221,6 @@ def test_a_cache_goes_on_where_it_stopped(model):
     half = run(model, ids, max_new_tokens=5, min_new_tokens=5, past_key_values=cache)
     rest = run(model, half, max_new_tokens=7, min_new_tokens=7, past_key_values=cache)
     assert torch.equal(rest, whole)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("termination", ["rule", "owner", "any", "mean", "base"])
-def test_every_way_to_stop_generates_as_it_scores(termination):
-    model = composition(family(["llama"] * 3), [1.0, 0.8], rule="evidence", termination=termination)
-    ids = random_ids(2)
-    expected = greedy_by_hand(model, ids)
-    assert torch.equal(run(model, ids), expected)
-    logits = model(expected, use_cache=False).logits
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones_like(logits[..., 0]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")

@@ -187,7 +187,6 @@ def test_a_short_context_leaves_too_few_prompts(tiny_tokenizer):
         ({"base_retention": 1}, "base_retention: expected a share between 0 and 1"),
         ({"base_retention": True}, "base_retention: expected a share between 0 and 1"),
         ({"embedder": 3}, "embedder: expected a sentence-transformers model"),
-        ({"termination": "owner"}, "the rule mixture ends where its components end"),
     ],
 )
 def test_settings_that_are_none_are_refused_before_anything_is_loaded(options, told, tmp_path):

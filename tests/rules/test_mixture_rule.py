@@ -177,7 +177,7 @@ def test_bad_parameters_say_what_was_expected(given, told):
 
 def test_styles_of_other_members_are_refused():
     with pytest.raises(ValueError, match="expected styles among 2 experts"):
-        Mixture(styles=(3,)).check_fit(2, 9)
+        Mixture(styles=(3,)).check_fit(2)
 
 
 def test_it_is_a_rule_of_the_table_and_describes_itself():
@@ -185,11 +185,6 @@ def test_it_is_a_rule_of_the_table_and_describes_itself():
     assert made.describe() == {"name": "mixture", "switch_prob": 0.05}
     assert made.routed == Mixture(switch_prob=0.05, weights=(1.0, 0.5))
     assert make_rule("mixture").with_("product").routed is None
-
-
-def test_termination_belongs_to_the_rule_product():
-    with pytest.raises(ValueError, match="ends where its components end"):
-        ComposedRule.make("mixture", end_ids=[(2,), (2,)], termination="owner")
 
 
 def test_weights_that_want_gradients_tilt_the_experts():

@@ -91,11 +91,10 @@ def test_the_likelihood_never_falls(model: Any, texts: list[list[int]]) -> None:
 
 def test_another_rule_is_refused(model: Any) -> None:
     texts = texts_of([[5, 9, 13, 17, 4]])
-    for rule, termination, told in (("evidence", None, "is evidence"), ("product", "owner", "termination owner")):
-        model.set_rule(rule, termination=termination)
-        with pytest.raises(RecipeError, match=f"this composition's {told}|termination owner. Give --rule product"):
-            tune(model, texts)
-    model.set_rule("product", termination="rule")
+    model.set_rule("mixture")
+    with pytest.raises(RecipeError, match=r"this composition's is mixture\. Give --rule product"):
+        tune(model, texts)
+    model.set_rule("product")
     assert tune(model, texts).tokens == 4
 
 

@@ -120,7 +120,7 @@ def test_bad_usage_is_named(cli: Any, folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "dev.txt", "--tasks", "gsm8k"), "got both"),
         ((tmp_path / "dev.txt", "--batch-size", 2), "--batch-size goes with --tasks"),
         ((tmp_path / "dev.txt", "--self-contained"), "--self-contained goes with --save"),
-        (("--tasks", "gsm8k", "--rule", "evidence", *given), "tuning finds weights for the rule product"),
+        (("--tasks", "gsm8k", "--rule", "mixture", *given), "tuning finds weights for the rule product"),
         (("--tasks", "gsm8k", "--try-weights", "a", *given), "--try-weights: expected numbers"),
         (("--tasks", "gsm8k", "--develop", 9, *given), "gsm8k needs 8 worked examples"),
     ):

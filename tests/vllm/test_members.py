@@ -36,11 +36,11 @@ def assert_equal(composed: Composition, **options: Any) -> None:
         assert_same(vllm_says(llm, asked), transformers_says(composed.reference, asked))
 
 
-@pytest.mark.parametrize(("rule", "termination"), [("product", "mean"), ("mixture", None)])
-def test_self_contained_with_weights_and_a_policy(rule: str, termination: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["product", "mixture"])
+def test_self_contained_with_weights(rule: str, tmp_path: Path) -> None:
     """Tensors in common lie in files of their own; one expert is steered away from; the mean decides about stopping."""
     weights = {"math": 0.7, "coding": -0.4, "full": 0.5}
-    composed = composition(tmp_path, "lora", rule, self_contained=True, weights=weights, termination=termination)
+    composed = composition(tmp_path, "lora", rule, self_contained=True, weights=weights)
     shutil.rmtree(tmp_path / "members")
     assert_equal(composed)
 

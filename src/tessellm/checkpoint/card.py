@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..members import SavedMember
 from ..model import ComposedConfig
-from ..rules import RULES
+from ..rules import find_rule
 
 
 def model_card(config: ComposedConfig, members: Sequence[SavedMember], name: str, notes: Sequence[str]) -> str:
@@ -18,7 +18,8 @@ def model_card(config: ComposedConfig, members: Sequence[SavedMember], name: str
     )
     rule = config.rule
     parameters = "".join(f", {key} = {value}" for key, value in rule.items() if key != "name")
-    entry = RULES[rule["name"]]
+    entry = find_rule(rule["name"])
+    assert entry is not None
     remarks = "\n".join(f"- {note}" for note in notes)
     hub_ids = [str(member.source) for member in members if member.revision]
     base_model = f"base_model: [{', '.join(hub_ids)}]\n" if hub_ids else ""
@@ -36,7 +37,7 @@ Language models that share a base, composed at decoding time, without training.
 |---|---|---|---|
 {rows}
 
-Rule: **{rule["name"]}** ({entry.summary}; {entry.reference}){parameters}. Termination: {config.termination}.
+Rule: **{rule["name"]}** ({entry.summary}; {entry.reference}){parameters}.
 Vocabulary: {config.vocab_size} tokens. Context: {config.max_position_embeddings} tokens.
 
 ```python

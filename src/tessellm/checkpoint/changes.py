@@ -16,7 +16,7 @@ from ..model import ComposedForCausalLM
 from ..routing.calibrated import prepare_router
 from ..routing.calibration import Progress
 from ..routing.router import DeltaRouter
-from ..rules import RULES
+from ..rules import find_rule
 from ..vocabulary import MemberTokens, Vocabulary, agree
 from .load import load
 from .reader import read_config
@@ -92,11 +92,11 @@ def _rebuilt(
 ) -> ComposedForCausalLM:
     """Assemble other members as this composition was assembled."""
     entry = dict(model.config.rule)
-    if entry["name"] not in RULES:
+    if find_rule(entry["name"]) is None:
         raise CheckpointError(f"the rule {entry['name']!r} learnt of these experts alone. Compose them again")
     entry.pop("styles", None)
     entry = styled_entry(entry, {member.name: member.spec for member in members})
-    changed = assemble(members, entry, model.config.termination, vocabulary)
+    changed = assemble(members, entry, vocabulary)
     changed.config.routing = dict(model.config.routing)
     for key in ("pad_token_id", "bos_token_id", "use_cache"):
         setattr(changed.config, key, getattr(model.config, key))

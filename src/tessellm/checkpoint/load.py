@@ -55,20 +55,20 @@ def load(
     source = sources.find(path, "the composition", revision, nested=True, **loading.download_options())
     folder = source.directory
     config = renewed(config or read_config(folder))
-    saved, rule, termination = saved_members(config, folder), config.rule, config.termination
+    saved, rule = saved_members(config, folder), config.rule
     if only is not None:
         names = [member.name for member in saved]
         if only not in names:
             raise MemberError(no_such_speaker(f"{path}:{only}", str(path), names))
         saved = [member for member in saved if member.name in (names[0], only)]
-        rule, termination = {"name": Product.name}, "rule"
+        rule = {"name": Product.name}
     specs = {member.name: saved_spec(member, folder, loading) for member in saved}
     members = load_members(place(specs, device_map), loading)
     tensors = read_own_tensors(folder)
     alignments = {name: saved_alignment(tensors, name, config.vocab_size) for name in specs}
     ends = {member.name: tuple(member.end_ids) for member in saved}
     vocabulary = Vocabulary(config.vocab_size, alignments, ends, (), None)
-    model = assemble(members, rule, termination, vocabulary)
+    model = assemble(members, rule, vocabulary)
     for key in ("routing", "max_position_embeddings", "pad_token_id", "bos_token_id", "use_cache"):
         setattr(model.config, key, getattr(config, key))
     model.config.eos_token_id = config.eos_token_id  # as saved: a user may have changed where it stops

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..compose import check_termination, rule_entry
+from ..compose import rule_entry
 from ..errors import CheckpointError, MemberError, RecipeError
 from ..members import SavedMember, check_name
 from ..members.saved import EXPECTED as MEMBER_KEYS
 from ..members.saved import TokenId
 from ..model import ComposedConfig
 from ..routing.router import BASE_RETENTION
-from ..rules import Mixture
+from ..rules import RULES, Mixture
 from ..validation import explain
 
 ROUTER = "router.safetensors"
@@ -34,7 +34,6 @@ EXPECTED = {  # by the last known key of where a problem is; members.* is what e
     "members.*": "a mapping with the keys name, kind, weight and end_ids",
     "rule": "a mapping with the key name and the rule's parameters",
     "routing": "a mapping with the keys enabled, base_retention and embedder",
-    "termination": "a policy's name",
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "num_hidden_layers"), SIZE),
     "eos_token_id": "a list of token ids",
     **dict.fromkeys(("bos_token_id", "pad_token_id"), "a token id"),
@@ -61,7 +60,6 @@ class SavedComposition(BaseModel):
     members: Annotated[list[SavedMember], Field(min_length=2, max_length=MOST_MEMBERS)]
     rule: dict[str, Any]
     routing: SavedRouting = SavedRouting()
-    termination: str
     vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
     max_position_embeddings: Count
     num_hidden_layers: Count = 0
@@ -114,26 +112,38 @@ def read_config(folder: Path) -> ComposedConfig:
 
 
 def renewed(config: ComposedConfig) -> ComposedConfig:
-    """Put the rule that took the place of a former default into a config, with a note of it."""
-    if config.rule.get("name") == FORMER:
-        config.rule = _present_rule(config.rule)
-        note = f"It was saved with the rule {FORMER}, which is gone: the rule {Mixture.name} takes its place."
-        config.notes = [*(getattr(config, "notes", None) or []), note]
+    """Bring a config from before up to date: the rule that took the place of a former default, and no `termination`,
+    with notes of what changed."""
+    saved = {"rule": config.rule, "termination": config.__dict__.pop("termination", None)}
+    config.rule = _present_rule(saved)
+    notes = []
+    if saved["rule"].get("name") == FORMER:
+        notes.append(f"It was saved with the rule {FORMER}, which is gone: the rule {Mixture.name} takes its place.")
+    elif saved["rule"].get("name") in RULES and saved["termination"] not in (None, "rule"):
+        notes.append(f"It was saved with termination {saved['termination']}, which is gone: its rule decides.")
+    if notes:
+        config.notes = [*(getattr(config, "notes", None) or []), *notes]
     return config
 
 
-def _present_rule(rule: Any) -> Any:
-    if not isinstance(rule, Mapping) or rule.get("name") != FORMER:
+def _present_rule(content: Mapping[str, Any]) -> Any:
+    """Return the rule that a config of today would hold. Rules of other distributions decide about stopping."""
+    rule, termination = content["rule"], content.get("termination")
+    if not isinstance(rule, Mapping) or not isinstance(rule.get("name"), str):
         return rule
-    return {"name": Mixture.name, **({"styles": rule["styles"]} if rule.get("styles") else {})}
+    if rule.get("name") == FORMER:
+        return {"name": Mixture.name, **({"styles": rule["styles"]} if rule.get("styles") else {})}
+    if rule.get("name") in RULES or termination is None:
+        return rule
+    return {**rule, "termination": termination}
 
 
 def check_saved(content: Mapping[str, Any], file: Path) -> SavedComposition:
     """Check what config.json says; errors name `file`."""
     try:
-        present = {"rule": _present_rule(content["rule"])} if "rule" in content else {}
+        present = {"rule": _present_rule(content)} if "rule" in content else {}
         saved = SavedComposition.model_validate({**content, **present})
-        check_termination(saved.termination, rule_entry(saved.rule))
+        rule_entry(saved.rule)
     except ValidationError as error:
         raise _damaged(file, explain(error, EXPECTED, _known_keys)) from error
     except (MemberError, RecipeError) as error:

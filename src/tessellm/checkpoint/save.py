@@ -23,7 +23,7 @@ from ..members.shared_tensors import store_once
 from ..model import ComposedConfig, ComposedForCausalLM
 from ..routing.router import DeltaRouter
 from ..routing.stored import write_router
-from ..rules import RULES
+from ..rules import find_rule
 from . import card
 from .links import link
 from .reader import ROUTER, is_composition
@@ -55,7 +55,7 @@ def save(
 ) -> None:
     """Write a composition's folder; nothing is seen of it before all of it is written. `stored`: members whose weights
     the folder that is replaced holds, which are taken over as they are."""
-    if model.config.rule["name"] not in RULES:
+    if find_rule(model.config.rule["name"]) is None:
         raise CheckpointError(
             f"the rule {model.config.rule['name']!r} is not in tessellm's table, so it cannot be saved"
         )

@@ -82,15 +82,13 @@ def diagnose(
 def _table(found: Diagnosis) -> Table:
     from ..diagnose.rates import counted
 
-    numbers, proof = found.found, found.certificate
+    numbers = found.found
     table = Table("", "share", "95 % interval", **PLAIN)
     named = {f"{name} active": rate for name, rate in numbers.active.items()}
     rows = named | {"two at once": numbers.several, "interference": numbers.interfering, "nobody's": numbers.novel}
     rows["texts predicted right"] = found.predicted
     for name, rate in rows.items():
         table.add_row(escape(name), f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
-    bound = "vacuous (it excludes nothing)" if proof.vacuous else f"at most {proof.bound_share:.1%} of texts differ"
-    counts = f"{counted(found.texts, 'text')}, {counted(found.tokens, 'token')}"
-    table.caption = f"{counts}; gap {proof.gap:.3g} nats a text; certificate: {bound}"
+    table.caption = f"{counted(found.texts, 'text')}, {counted(found.tokens, 'token')}"
     table.caption_justify = "left"
     return table

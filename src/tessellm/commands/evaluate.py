@@ -62,7 +62,7 @@ def evaluate(
 
     Writes a table with intervals.
 
-    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,evidence --merges all -o results
+    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,mixture --merges all -o results
     """
     from ..errors import require
 

@@ -59,7 +59,6 @@ def inspect(
     out.print(
         f"rule: {rule['name']}{parameters} ({rule['summary']}; {rule['reference']})", soft_wrap=True, markup=False
     )
-    out.print(f"termination: {report['termination']}")
     out.print(
         f"vocabulary: {report['vocab_size']} tokens; context: {report['context']} tokens; "
         f"ends with: {', '.join(report['end_tokens']) or 'nothing'}",

@@ -18,7 +18,7 @@ from .rates import Rate, counted, percent
 MOST = 5  # findings
 WORTH_SAYING = 0.01  # share of tokens
 IDLE = 0.001
-FEW_TEXTS = 9  # fewer say nothing about new ones (see rates.new_text_limit)
+FEW_TEXTS = 9  # fewer say nothing about new ones
 NAMED = 5  # prompts that are listed
 LIKELY_RIGHT = 0.8  # share of texts predicted right, above which nothing is said
 ADDS_UP = "product"  # the rule that counts twice what two experts want
@@ -26,7 +26,7 @@ ADDS_UP = "product"  # the rule that counts twice what two experts want
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding. `kind`: clean, rule, novel, better, kept, contradict, repeat, crowd, stopping, idle, unsure, few."""
+    """One finding. `kind`: clean, rule, novel, better, kept, contradict, repeat, crowd, idle, unsure, few."""
 
     kind: str
     text: str
@@ -58,7 +58,7 @@ class Symptoms:
 
 def advise(symptoms: Symptoms) -> list[Advice]:
     """Return the findings: what helps most first, then the gravest."""
-    trouble = [*about_pairs(symptoms), *about_rule(symptoms), *about_stopping(symptoms)]
+    trouble = [*about_pairs(symptoms), *about_rule(symptoms)]
     trouble.sort(key=lambda each: -round(each.effect.gain, 1) if each.effect else 0.0)
     unsure, better = about_certainty(symptoms), about_better(symptoms, trouble)
     said = trouble or [clean(symptoms, settled=not unsure and not better)]
@@ -186,19 +186,6 @@ def about_rule(symptoms: Symptoms) -> list[Advice]:
         what = f"The experts interfere on {found.interfering} of the tokens ({size}), and Eq. 2 adds all of it up."
         return [Advice("rule", what + cure, effect=effect)]
     return []
-
-
-def about_stopping(symptoms: Symptoms) -> list[Advice]:
-    return [
-        Advice(
-            "stopping",
-            f"The members disagree about stopping on {symptoms.found.stopping} of the tokens."
-            f" {effect.change.action[0].upper()}{effect.change.action[1:]}: {effect.unit} {effect}.",
-            effect=effect,
-        )
-        for effect in symptoms.of("stopping")
-        if effect.helps
-    ]
 
 
 def about_better(symptoms: Symptoms, said: Sequence[Advice]) -> list[Advice]:

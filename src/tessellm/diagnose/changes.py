@@ -38,13 +38,12 @@ LEAST_NATS, LEAST_CHANCE = 0.02, 0.01  # per token: less is noise
 
 @dataclass(frozen=True)
 class Change:
-    """What to do, in words, and what it is made of; `kind` is rule, weights, without or stopping."""
+    """What to do, in words, and what it is made of; `kind` is rule, weights or without."""
 
     kind: str
     action: str
     rule: str | None = None
     weights: tuple[float, ...] | None = None
-    termination: str | None = None
     without: str | None = None
 
 
@@ -108,7 +107,7 @@ class Effect:
         return f"{value:.2f}".replace("-", "−") if self.given else percent(value)
 
 
-def other_ways(model: ComposedForCausalLM, doubtful: Sequence[str], stopping: bool) -> list[Change]:
+def other_ways(model: ComposedForCausalLM, doubtful: Sequence[str]) -> list[Change]:
     """List what could be done instead, the likeliest to help first: other rules, without one of the experts in doubt,
     equal weights."""
     own, experts, weights = str(model.rule.name), model.config.member_names[1:], model.config.weights
@@ -123,8 +122,7 @@ def other_ways(model: ComposedForCausalLM, doubtful: Sequence[str], stopping: bo
         equal.append(Change("weights", f"give every expert the weight 1/{count}", weights=same))
     if count > 1 and own != "product":
         equal.append(Change("rule", f"use rule: product with the weights 1/{count}", rule="product", weights=same))
-    found = [*rules[:2], *without[:1], *equal, *without[1:], *rules[2:]]
-    return [*found, Change("stopping", "use termination: owner", termination="owner")] if stopping else found
+    return [*rules, *without[:1], *equal, *without[1:]]
 
 
 def measure(
@@ -147,7 +145,7 @@ def measure(
     before = tuple(chance_per_token(rows_of(traces)).tolist())
     found = []
     for change in changes[:MOST_WRITTEN]:
-        other = with_rule(model, change.rule or str(model.rule.name), change.weights, change.termination)
+        other = with_rule(model, change.rule or str(model.rule.name), change.weights)
         written = [each for part in batches(examples, batch_size) for each in traced(other, part, options)]
         after = tuple(chance_per_token(rows_of(written)).tolist())
         found.append(Effect(change, before, after, False, tuple(range(len(examples)))))
@@ -176,7 +174,7 @@ def _read(
 def _rule(model: ComposedForCausalLM, change: Change) -> ComposedRule:
     weights = model.config.weights if change.weights is None else change.weights
     rule = None if change.rule is None else model.config.meant(change.rule)
-    return model.rule.with_(rule, weights, change.termination)
+    return model.rule.with_(rule, weights)
 
 
 @torch.inference_mode()
@@ -194,7 +192,7 @@ def likelihoods(
         stop = start + logp_MBTV.shape[2]
         next_BT1, counted_BT = ids_BT[:, start + 1 : stop + 1, None], scored_BT[:, start + 1 : stop + 1].bool()
         for number, rule in enumerate(rules):
-            if not rule.window:  # it needs none but the rows that are asked about
+            if not rule.stateful:  # it needs none but the rows that are asked about
                 total_CB[number] += _without_state(rule, logp_MBTV, next_BT1[..., 0], counted_BT)
                 continue
             fed = ids_BT[:, start:stop], mask_BT[:, start:stop].bool()

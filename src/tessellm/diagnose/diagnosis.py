@@ -14,8 +14,7 @@ from ..model import ComposedForCausalLM
 from ..text.chat import Chat
 from ..text.options import TextOptions
 from ..text.prompts import tokenizer_of
-from .advice import Advice, Symptoms, advise, doubtful, serious
-from .certificate import Certificate, certificate
+from .advice import Advice, Symptoms, advise, doubtful
 from .changes import Change, Effect, measure, other_ways
 from .interference import Interference, interference, rows_of
 from .kept import KeptRows
@@ -36,10 +35,8 @@ class Diagnosis:
     members: tuple[str, ...]
     weights: tuple[float, ...]
     rule: str
-    termination: str
     tokens: int
     found: Interference
-    certificate: Certificate
     advice: tuple[Advice, ...]
     examples: tuple[Example, ...]
     traces: tuple[Trace, ...]
@@ -57,9 +54,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, for programs."""
-        plain = {name: getattr(self, name) for name in ("members", "weights", "rule", "termination", "texts", "tokens")}
-        proof = asdict(self.certificate) | {"vacuous": self.certificate.vacuous, "holds": self.certificate.holds}
-        parts = {"found": asdict(self.found), "certificate": proof, "advice": [asdict(each) for each in self.advice]}
+        plain = {name: getattr(self, name) for name in ("members", "weights", "rule", "texts", "tokens")}
+        parts = {"found": asdict(self.found), "advice": [asdict(each) for each in self.advice]}
         predicted = {"predicted": asdict(self.predicted), "loss": self.loss}
         return finite({**plain, "clean": self.clean, **predicted, **parts, "skipped": list(self.skipped)})
 
@@ -83,8 +79,8 @@ def diagnose(
     **writing: Any,
 ) -> Diagnosis:
     """Diagnose a composition on prompts: strings, which it continues, or mappings with `prompt` and the `text` to be
-    read after it (or `text` alone). What the composition wrote itself is what the certificate is about. `writing` says
-    how prompts are put and continued: max_new_tokens (64), temperature, seed, chat (a tessellm.text.chat.Chat)."""
+    read after it (or `text` alone). `writing` says how prompts are put and continued: max_new_tokens (64), temperature,
+    seed, chat (a tessellm.text.chat.Chat)."""
     check_composition(model)
     tokenizer_of(model)
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
@@ -126,16 +122,15 @@ def conclude(
     """From traces to findings; `measured` says what changes would do."""
     members = tuple(model.config.member_names)
     rows = rows_of(traces)
-    found, proof = interference(rows, members, traces), certificate(rows, members)
+    found = interference(rows, members, traces)
     predicted = average(chance_right(rows), torch.arange(rows.texts), rows.texts)
     loss = max(0.0, float(chance_apart(rows).mean()) - predicted.value)
-    stopping = serious(found.stopping) and model.config.termination != "owner"
     written = any(example.text is None for example in examples)
-    effects = measured(other_ways(model, doubtful(found), stopping))
+    effects = measured(other_ways(model, doubtful(found)))
     symptoms = Symptoms(
         found, str(model.rule.name), model.config.weights, predicted, loss, rows.texts, written, tuple(effects)
     )
     return Diagnosis(
-        members, model.config.weights, str(model.rule.name), model.config.termination, len(rows.text_R), found, proof,
-        tuple(advise(symptoms)), tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
+        members, model.config.weights, str(model.rule.name), len(rows.text_R), found, tuple(advise(symptoms)),
+        tuple(examples), tuple(traces), predicted, loss, tuple(skipped),
     )  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from html import escape
 
 from ..text.visible import visible
-from .certificate import Certificate
 from .interference import Interference, Pair
 from .rates import Rate, percent
 from .shown import colour
@@ -144,34 +143,3 @@ def histogram(values: Sequence[float]) -> str:
         )
     parts.append(text(WIDTH - 10, 162, "nats", "faint", "end"))
     return svg(168, "Interference: |log Z| of Eq. 2 over all experts", parts)
-
-
-def gaps(proof: Certificate) -> str:
-    """Every text's measured gap and the bound on it, on a logarithmic scale; past 2 nats a bound says nothing."""
-    least, most, plot = 1e-4, 1e4, WIDTH - 50
-    texts = sorted(proof.texts, key=lambda each: each.gap)
-
-    def across(nats: float) -> float:
-        inside = min(max(nats, least), most)
-        return 25 + plot * math.log(inside / least) / math.log(most / least)
-
-    row = min(9.0, 150 / max(1, len(texts)))
-    height = row * len(texts) + 40
-    limit = across(2)
-    parts = [rect(limit, 2, 25 + plot - limit, height - 34, 'class="vacuous"')]
-    parts.append(text(20 + plot, height - 38, "vacuous", "faint", "end"))
-    for power in range(-4, 5, 2):
-        x = across(10.0**power)
-        parts += [f'<line x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{height - 32}" class="grid"/>']
-        parts += [text(x, height - 18, f"{10.0**power:g}", "faint", "middle")]
-    for number, each in enumerate(texts):
-        y = row * (number + 0.5) + 4
-        start, end = across(each.gap), across(each.bound)
-        hover = f"gap {each.gap:.3g} nats, bound {each.bound:.3g} nats"
-        parts += [
-            f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>',
-            f'<circle cx="{start:.1f}" cy="{y:.1f}" r="3" class="gap"><title>{hover}</title></circle>',
-            f'<circle cx="{end:.1f}" cy="{y:.1f}" r="3" class="bound"><title>{hover}</title></circle>',
-        ]
-    parts.append(text(WIDTH - 25, height - 3, "nats a text", "faint", "end"))
-    return svg(height, "Measured gap and bound of every text", parts)

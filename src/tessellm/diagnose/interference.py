@@ -18,7 +18,6 @@ from .trace import Trace
 DIFFERENT = 0.01  # and different at all where it diverges by more than this
 FAR = 0.1  # Eq. 2 is nobody's law where its total variation to every member is larger
 LARGE = 0.5  # |log Z| beyond which that is interference (nats); zero where the theory holds, also for blended features
-SURE = 0.5  # a member means to stop where its probability of it is larger
 PLACES = 5
 
 
@@ -90,14 +89,11 @@ class Interference:
     log_z: Rate  # mean |log Z|
     novel: Rate
     gap: Rate  # mean total variation to the nearest member
-    blended: Rate | None  # where the rule says when it blends
-    stopping: Rate  # some means to stop, another means not to
 
 
 def interference(rows: Rows, members: Sequence[str], traces: Sequence[Trace]) -> Interference:
     divergence_RK, owner_R, log_z_R = rows["divergence"], rows["owner"], rows["log_z"]
     active_RK = divergence_RK > ACTIVE
-    hazard_RM = rows["hazard"][:, :-1]
     experts = members[1:]
     return Interference(
         active={name: rows.rate(active_RK[:, i]) for i, name in enumerate(experts)},
@@ -110,8 +106,6 @@ def interference(rows: Rows, members: Sequence[str], traces: Sequence[Trace]) ->
         log_z=rows.average(log_z_R.abs()),
         novel=rows.rate(rows["novel"]),
         gap=rows.average(rows["gap"]),
-        blended=rows.rate(rows["blended"]) if "blended" in rows.columns else None,
-        stopping=rows.rate((hazard_RM.amax(1) > SURE) & (hazard_RM.amin(1) < 1 - SURE)),
     )
 
 

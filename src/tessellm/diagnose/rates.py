@@ -52,10 +52,3 @@ def rate(value_R: Tensor, text_R: Tensor, texts: int, seed: int = 0) -> Rate:
     unseen = 1 - (1 - CONFIDENCE) ** (1 / texts)
     low = found.low if found.value < 1 else 1 - unseen
     return Rate(found.value, low, found.high if found.value > 0 else unseen)
-
-
-def new_text_limit(value_B: Tensor, confidence: float = 0.9) -> float:
-    """What a new text stays within, with that probability, if it is exchangeable with those seen, whatever their law:
-    the ⌈(B+1)·confidence⌉-th smallest value. Infinite where there are too few texts to say."""
-    rank = -int(-(len(value_B) + 1) * confidence // 1)
-    return float(value_B.sort().values[rank - 1]) if rank <= len(value_B) else float("inf")

@@ -8,8 +8,6 @@ Shapes: M members, B batch, T time, V vocabulary, N voices: the members, then th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -46,11 +44,8 @@ class Recorder:
     def finish(self, token_B1: Tensor) -> dict[str, Tensor]:
         """Everything by name, [B, rows, …] on the host, once the last token is known."""
         self._hear(token_B1)
-        columns: dict[str, Any] = {}
-        for name in Statistics._fields:
-            parts = [getattr(block, name) for block in self.blocks]
-            if parts[0] is not None:
-                columns[name.rpartition("_")[0]] = torch.cat(parts, 1).cpu()
+        blocks = [block.columns() for block in self.blocks]
+        columns = {name: torch.cat([block[name] for block in blocks], 1).cpu() for name in blocks[0]}
         columns["logprob"] = torch.cat(self._said, 1).cpu()
         return columns
 

@@ -16,11 +16,10 @@ function show(node) {
   const row = data.rows[node.dataset.i];
   const head = make("h3");
   head.append(make("b", data.strings[row.token]), make("span", `owner: ${data.voices[row.owner]}`), make("span", `log Z ${number(row.log_z)}`),
-    make("span", `clash ${number(row.clash)}`), make("span", `gap ${number(row.gap)}`), make("span", `bound ${number(row.bound)} nats`));
+    make("span", `clash ${number(row.clash)}`), make("span", `gap ${number(row.gap)}`));
   if (row.novel) head.append(make("b", "nobody's favourite"));
-  if (row.blended !== undefined) head.append(make("span", row.blended ? "Eq. 2 speaks" : "one owner speaks"));
   const table = make("table"), top = make("tr");
-  const columns = ["member", "this token", "KL", "JS", "TV", "stops", ...(row.evidence ? ["evidence"] : []), "would say"];
+  const columns = ["member", "this token", "KL", "JS", "TV", "stops", "would say"];
   columns.forEach((name, at) => top.append(make("th", name, at && at < columns.length - 1 ? "n" : "")));
   table.append(top);
   data.voices.forEach((voice, m) => {
@@ -31,7 +30,6 @@ function show(node) {
     line.append(name, make("td", chance(row.logprob[m]), "n"));
     for (const key of ["kl", "js", "tv"]) line.append(make("td", expert ? number(row[key][m - 1]) : "", "n"));
     line.append(make("td", chance(Math.log(row.hazard[m])), "n"));
-    if (row.evidence) line.append(make("td", m < row.evidence.length ? number(row.evidence[m], 1) + (m && row.trusted[m] ? " ✓" : "") : "", "n"));
     const said = make("td");
     row.top[m].forEach(([string, log]) => said.append(make("code", data.strings[string], string === row.token ? "w" : ""), make("small", chance(log))));
     line.append(said);

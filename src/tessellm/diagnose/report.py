@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..text.visible import visible
 from . import figures
-from .certificate import NEW_TEXT
 from .coloured import MOST_TOKENS, Page, key
 from .interference import rows_of
 from .rates import counted, percent
@@ -84,7 +83,7 @@ def report_page(diagnosis: Diagnosis) -> str:
 
 
 def header(diagnosis: Diagnosis) -> str:
-    found, proof = diagnosis.found, diagnosis.certificate
+    found = diagnosis.found
     title = "These experts compose" if diagnosis.clean else "These experts do not simply compose"
     shown = f"of texts; {interval(diagnosis.predicted)}; composing costs {percent(diagnosis.loss)}"
     tiles = [
@@ -92,11 +91,10 @@ def header(diagnosis: Diagnosis) -> str:
         ("interference", percent(found.interfering.value), f"of tokens; {interval(found.interfering)}"),
         ("nobody’s favourite", percent(found.novel.value), f"of tokens; {interval(found.novel)}"),
         ("two experts at once", percent(found.several.value), f"of tokens; {interval(found.several)}"),
-        ("gap to the owners", f"{proof.gap:.2g} nats", "a text, from what its owners would write"),
     ]
     boxes = "".join(f'<div class="tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in tiles)
     line = members_line(diagnosis.members, diagnosis.weights)
-    how = f"rule {safe(diagnosis.rule)}, termination {safe(diagnosis.termination)}"
+    how = f"rule {safe(diagnosis.rule)}"
     count = f"{counted(diagnosis.texts, 'text')}, {counted(diagnosis.tokens, 'token')}"
     return f'<header><h1>{title}</h1><p>{line} · {how} · {count}</p></header><div class="tiles">{boxes}</div>'
 
@@ -127,36 +125,11 @@ def cards(diagnosis: Diagnosis) -> list[str]:
                  "Share of tokens on which both are active; ⚡ where they contradict or repeat each other."),
             card("Interference", figures.histogram(log_z), "|log Z| of Eq. 2: zero where the theory holds."),
         ]  # fmt: skip
-    return [*drawn, certificate_card(diagnosis)]
+    return drawn
 
 
-def card(title: str, figure: str, note: str, kind: str = "") -> str:
-    return f'<div class="card {kind}"><h3>{title}</h3>{figure}<p class="note">{note}</p></div>'
-
-
-def certificate_card(diagnosis: Diagnosis) -> str:
-    proof = diagnosis.certificate
-    rows = "".join(
-        f"<tr><td>{safe(name)}</td>" + "".join(f'<td class="n">{value:.2g}</td>' for value in spread) + "</tr>"
-        for name, spread in proof.epsilon.items()
-    )
-    head = '<tr><th>ε, nats</th><th class="n">median</th><th class="n">95 %</th><th class="n">largest</th></tr>'
-    verdict = (
-        "The bound is vacuous: ε is a supremum over the whole vocabulary, and too large to say anything here."
-        if proof.vacuous
-        else f"At most {percent(proof.bound_share)} of texts differ from what the owners would write."
-    )
-    unseen = (
-        f"A new text of the same kind stays within {proof.unseen_gap:.3g} nats with probability {percent(NEW_TEXT)}."
-        if proof.unseen_gap < float("inf")
-        else "There are too few texts to say anything about new ones."
-    )
-    note = (
-        f"Filled: measured gap, mean {proof.gap:.3g} nats a text. Open: the theorem’s bound, mean {proof.bound:.3g}; "
-        f"vacuous for {proof.vacuous_texts} of {len(proof.texts)} texts. {verdict} {unseen}"
-    )
-    figure = f'<div class="cards"><div>{figures.gaps(proof)}</div><table>{head}{rows}</table></div>'
-    return card("Certificate", figure, note, "wide")
+def card(title: str, figure: str, note: str) -> str:
+    return f'<div class="card"><h3>{title}</h3>{figure}<p class="note">{note}</p></div>'
 
 
 def texts_of(diagnosis: Diagnosis, built: Page) -> tuple[list[str], str]:
@@ -174,13 +147,12 @@ def texts_of(diagnosis: Diagnosis, built: Page) -> tuple[list[str], str]:
 
 
 def heading(diagnosis: Diagnosis, number: int) -> str:
-    trace, text = diagnosis.traces[number], diagnosis.certificate.texts[number]
+    trace = diagnosis.traces[number]
     scored = trace.scored
     parts = [
         f"<b>Prompt {number + 1}</b>",
-        f"{text.tokens} tokens",
+        counted(int(scored.sum()), "token"),
         f"mean |log Z| {float(trace.log_z[scored].abs().mean()):.2f}",
-        f"gap {text.gap:.3g} nats",
-        f"bound {text.bound:.3g}" + (" (vacuous)" if text.vacuous else ""),
+        f"mean gap {float(trace.gap[scored].mean()):.2f}",
     ]
     return "".join(f"<span>{part}</span>" for part in parts)

@@ -1,8 +1,8 @@
 """How often the composition will be right, predicted from traces alone: no answers are needed.
 
 A greedy text is right if every token is. A token's chance is the lesser of the composition's own confidence in it and
-its support: how confident the experts that have a claim there (active, and trusted where the rule weighs evidence) are
-of that token, on average, weighted by their divergence from the base; the base's confidence where nobody has a claim.
+its support: how confident the experts that have a claim there (active, and trusted where the rule tells whom it trusts)
+are of that token, on average, weighted by their divergence from the base; the base's confidence where nobody has one.
 Where experts blend compatible features their own favourites differ from the blend, and the composition's confidence
 counts alone. Greedy decoding takes the favourite, so confidence is sharpened: p³ against the five likeliest p³.
 
@@ -60,7 +60,7 @@ def sharpened(logprob_RN: Tensor, top_RNC: Tensor) -> Tensor:
 
 
 def claims(rows: Rows) -> Tensor:
-    """Experts that are active and, where the rule weighs evidence, trusted; if none is both, all that are active."""
+    """Experts that are active and, where the rule tells trust, trusted; if none is both, all that are active."""
     active_RK = rows["divergence"] > ACTIVE
     if "trusted" not in rows.columns:
         return active_RK

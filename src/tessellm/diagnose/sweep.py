@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..rules import ComposedRule
+from ..rules import ComposedRule, Product
 from ..rules.equation import IMPOSSIBLE, LOG_FLOOR
 
 TOP = 5
@@ -41,7 +41,6 @@ class Swept(NamedTuple):
     entropy_RN: Tensor
     top_ids_RNC: Tensor
     top_logprobs_RNC: Tensor
-    event_RN: Tensor | None  # log-probability of stopping, where that is an event of its own
 
 
 def sweep(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
@@ -51,15 +50,15 @@ def sweep(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
         return block(logp_MRV, composed_RV, rule)
     parts = zip(logp_MRV.split(size, 1), composed_RV.split(size), strict=True)
     found = [block(logp, composed, rule) for logp, composed in parts]
-    return Swept._make(None if each[0] is None else torch.cat(each) for each in zip(*found, strict=True))
+    return Swept._make(torch.cat(each) for each in zip(*found, strict=True))
 
 
 def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
-    law_MRV, spoken_RV = rule.members_heard(logp_MRV[:, None])[:, 0], rule.itself_heard(composed_RV[None])[0]
-    safe_MRV, prob_MRV, voice_RV = law_MRV.clamp_min(LOG_FLOOR), law_MRV.exp(), spoken_RV.exp()
+    tilted_MRV = rule.weighted_members(logp_MRV)
+    safe_MRV, prob_MRV, composed_prob_RV = tilted_MRV.clamp_min(LOG_FLOOR), tilted_MRV.exp(), composed_RV.exp()
     ratio_KRV = safe_MRV[1:] - safe_MRV[0]
     entropy_MR = -torch.linalg.vecdot(prob_MRV, safe_MRV)
-    spoken_entropy_R = -torch.linalg.vecdot(voice_RV, spoken_RV.clamp_min(LOG_FLOOR))
+    composed_entropy_R = -torch.linalg.vecdot(composed_prob_RV, composed_RV.clamp_min(LOG_FLOOR))
     epsilon_KR = torch.maximum(ratio_KRV.amax(-1), -ratio_KRV.amin(-1))
     score_RV = safe_MRV[0] + ratio_KRV.sum(0)
     most_R1 = score_RV.amax(-1, keepdim=True)
@@ -67,16 +66,16 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
     total_R1 = product_RV.sum(-1, keepdim=True)
     top_MRC, member_ids_MRC = likeliest(logp_MRV)
     top_RC, ids_RC = likeliest(composed_RV)
-    favourite_KR1 = (member_ids_MRC[1:] if rule.hears_members_as_they_are else likeliest(law_MRV[1:])[1])[..., :1]
+    plain = rule.weights_but_ones is None
+    favourite_KR1 = (member_ids_MRC[1:] if plain else likeliest(tilted_MRV[1:])[1])[..., :1]
     pair_log_z_RKK, pair_accord_RKK = pairs(prob_MRV, ratio_KRV, favourite_KR1)
 
-    away_RM = (-spoken_entropy_R - torch.einsum("rv,mrv->mr", voice_RV, safe_MRV)).clamp_min_(0).T
-    clash_R = gap_R = distance_to(away_RM.argmin(-1), voice_RV, prob_MRV)
-    if not rule.is_product:
+    away_RM = (-composed_entropy_R - torch.einsum("rv,mrv->mr", composed_prob_RV, safe_MRV)).clamp_min_(0).T
+    clash_R = gap_R = distance_to(away_RM.argmin(-1), composed_prob_RV, prob_MRV)
+    if rule.name != Product.name:
         product_RV.div_(total_R1)
         nearest_R = torch.einsum("rv,mrv->rm", product_RV, safe_MRV).argmax(-1)
         clash_R = distance_to(nearest_R, product_RV, prob_MRV)
-    event_MR, spoken_R = rule.stop_event(law_MRV), rule.stop_event(spoken_RV)
     return Swept(
         divergence_RK=torch.linalg.vecdot(prob_MRV[1:], ratio_KRV).clamp_min_(0).T,
         jensen_shannon_RK=jensen_shannon(prob_MRV, entropy_MR).T,
@@ -88,10 +87,9 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
         away_RM=away_RM,
         gap_R=gap_R,
         clash_R=clash_R,
-        entropy_RN=torch.cat([entropy_MR, spoken_entropy_R[None]]).T,
+        entropy_RN=torch.cat([entropy_MR, composed_entropy_R[None]]).T,
         top_ids_RNC=torch.cat([member_ids_MRC, ids_RC[None]]).transpose(0, 1),
         top_logprobs_RNC=torch.cat([top_MRC, top_RC[None]]).transpose(0, 1),
-        event_RN=None if event_MR is None or spoken_R is None else torch.cat([event_MR, spoken_R[None]]).T,
     )
 
 

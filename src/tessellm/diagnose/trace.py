@@ -35,12 +35,10 @@ class Trace:
     log_z [B,T]            of Eq. 2 over all experts; pair_log_z, pair_accord [B,T,K,K] of any two
     clash [B,T]            total variation between Eq. 2 over all experts and the nearest member, whatever the rule
     novel [B,T]            the composed favourite is no member's
-    gap [B,T]              total variation to the nearest member; gap_kl; bound: what the theory allows for gap_kl
-    idle [B,T]             a_t of the approximate theorem
-    logprob, entropy, hazard [B,T,N]     of the token written; of the law; the probability of stopping
+    gap [B,T]              total variation to the nearest member; gap_kl: the divergence
+    logprob, entropy, hazard [B,T,N]     of the token written; of the distribution; the probability of stopping
     top_ids, top_logprobs [B,T,N,5]      every voice's favourites
-    evidence, trusted [B,T,M]; interference, blended [B,T]      where the rule weighs evidence
-    law [B,T,M+1]          where it is a mixture: the belief in the base, every expert and Eq. 2
+    law [B,T,M+1]          where the rule is a mixture: the posterior of the base, every expert and Eq. 2
     """
 
     members: tuple[str, ...]
@@ -137,11 +135,11 @@ class Trace:
 
 
 PER_MEMBER = {
-    "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K", "evidence": "M", "trusted": "M",
+    "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K",
     "logprob": "N", "entropy": "N", "hazard": "N", "share": "M", "law": "L",
 }  # fmt: skip
 IN_ROWS = {"law": "belief"}  # as the server names it
-PER_TOKEN = ("log_z", "clash", "novel", "gap", "gap_kl", "bound", "idle", "interference", "blended")
+PER_TOKEN = ("log_z", "clash", "novel", "gap", "gap_kl")
 
 
 def finite(value: Any) -> Any:

@@ -19,7 +19,6 @@ from ..errors import EngineError
 from ..model import ComposedForCausalLM
 from ..model.variants import changed_weights, is_alone
 from ..routing.route import Route
-from ..rules import ComposedRule
 from ..rules.components import component_logp, mix_components, update
 
 Row = tuple[float, ...]
@@ -33,7 +32,6 @@ class Components:
     weights: tuple[Row, ...]  # one entry per active member but the base, which comes first where there are several
     prior: Row
     switch_prob: float = 0.0
-    rule: ComposedRule | None = None  # a product that decides about stopping by a policy: one component
 
     @property
     def is_lone(self) -> bool:
@@ -44,9 +42,6 @@ class Components:
         """Return log p_c of every component: [C, B, V]."""
         if self.is_lone:
             return logp_ABV
-        if self.rule is not None:
-            token_B1 = torch.zeros_like(logp_ABV[0, :, :1], dtype=torch.long)
-            return self.rule(logp_ABV[:, :, None], token_B1, token_B1 == 0, None)[0][None, :, 0]
         return component_logp(logp_ABV, torch.tensor(self.weights))
 
     def mix(self, logp_CBV: Tensor, log_pi_BC: Tensor) -> Tensor:
@@ -69,7 +64,7 @@ class Components:
         rows = [dict(zip(experts, row, strict=True)) for row in self.weights]
         wanted = sorted({0, *members, *self.members})
         weights = tuple(tuple(row.get(member, 0.0) for member in wanted[1:]) for row in rows)
-        return Components(tuple(wanted), weights, self.prior, self.switch_prob, self.rule)
+        return Components(tuple(wanted), weights, self.prior, self.switch_prob)
 
 
 def components_of(rows: Sequence[Row], prior: Sequence[float], switch_prob: float = 0.0) -> Components:
@@ -103,9 +98,6 @@ class ComponentTable:
                 f"the engine runs the rules 'mixture' and 'product'; this composition has {self.rule.name!r}. Use the "
                 "reference path: model.generate(…), or --engine reference"
             )
-        if self.rule.stopping_is_event:
-            everyone = tuple(range(1 + self.experts))
-            return Components(everyone, (self.weights,), (1.0,), rule=self.rule)
         return components_of([self.weights], [1.0])
 
     @property

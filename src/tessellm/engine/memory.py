@@ -73,7 +73,7 @@ def plan_slots(model: ComposedForCausalLM, slots: int | None = None, context: in
 def slot_bytes(model: ComposedForCausalLM) -> SlotBytes:
     members = [model.member(name) for name in model.members]
     token = sum(cell_values(member.config) * member.dtype.itemsize for member in members)
-    return SlotBytes(token, row_bytes(len(members), model.config.vocab_size, bool(model.rule.window)))
+    return SlotBytes(token, row_bytes(len(members), model.config.vocab_size, model.rule.stateful))
 
 
 def cell_values(config: Any) -> int:

@@ -201,7 +201,6 @@ def identity(model: ComposedForCausalLM) -> dict[str, Any]:
     return {
         "members": [{key: entry.get(key) for key in kept} for entry in model.config.members],
         "rule": model.config.rule,
-        "termination": model.config.termination,
         "dtype": str(model.dtype),
     }
 

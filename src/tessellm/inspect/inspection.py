@@ -7,23 +7,24 @@ from typing import Any
 from ..compose import context_of
 from ..members.shared_tensors import unique_bytes
 from ..model import ComposedForCausalLM
-from ..rules import RULES
+from ..rules import find_rule
 
 
 def inspect_model(model: ComposedForCausalLM) -> dict[str, Any]:
     """Everything that a user should know of a composition before running it."""
     members = list(model.members.values())
     rule = model.config.rule
+    about = find_rule(rule["name"])
+    assert about is not None
     apart = sum(unique_bytes([member]) for member in members)
     return {
         "members": [_member_row(model, number) for number in range(len(members))],
         "rule": {
             "name": rule["name"],
             "parameters": {key: value for key, value in rule.items() if key != "name"},
-            "summary": RULES[rule["name"]].summary,
-            "reference": RULES[rule["name"]].reference,
+            "summary": about.summary,
+            "reference": about.reference,
         },
-        "termination": model.config.termination,
         "vocab_size": model.config.vocab_size,
         "context": model.config.max_position_embeddings,
         "end_tokens": [_token_text(model, token) for token in model.config.eos_token_id or []],

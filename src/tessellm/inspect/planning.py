@@ -207,7 +207,7 @@ def read_needs(model: str, dtype: str | None = None, base: str | None = None) ->
         sizes.append(_member_size(name, source, kind, sizes[0] if sizes else None, places["base"][0], dtype))
     stored = DTYPES[dtype] if dtype else max(2, sizes[0].weight_bytes // max(1, sizes[0].parameters))
     made = ComposedRule.make(rule)
-    return Needs(tuple(sizes), made.name, stored, bool(made.window))
+    return Needs(tuple(sizes), made.name, stored, made.stateful)
 
 
 def _saved(model: str) -> tuple[dict[str, tuple[Source, str]], Any]:

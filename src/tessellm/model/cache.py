@@ -66,7 +66,7 @@ class ComposedCache(Cache):
     ) -> Tensor:
         """Run the rule from the state remembered, and remember where it ended. Where a routed rule restarts, its state
         is made anew."""
-        if self._recording and self.rule.window:
+        if self._recording and self.rule.stateful:
             self._recorded.append(Recorded(logp_MBTV, tokens_BT, mask_BT, restarts))
         rows = []
         for start, stop in spans(restarts, tokens_BT.shape[1]):
@@ -153,7 +153,7 @@ class ComposedCache(Cache):
         removed = abs(tokens_to_remove)
         if removed and self.observer is not None:
             raise ValueError("a trace cannot follow tokens that are taken back; trace the finished text instead")
-        if removed and self.rule.window:
+        if removed and self.rule.stateful:
             rows = sum(recorded.tokens_BT.shape[1] for recorded in self._recorded)
             if removed > rows:
                 raise RuntimeError(

@@ -19,14 +19,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..errors import MemberError, PromptError, RecipeError
 from ..routing.route import Route, Router
 from ..routing.template import ChatMarks
-from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, default_termination, normalised
+from ..rules import LARGEST_WEIGHT, ComposedRule, RuleLike, normalised
 from ..vocabulary import Alignment
 from .cache import ComposedCache
 from .config import ComposedConfig
 from .heads import widen_head
 from .hf_generate import ComposedGenerationMixin
 from .routes import route
-from .rows import kept_rows, mask_rows, rows_read, slices
+from .rows import kept_rows, mask_rows, slices
 from .transcript import Restarts, Routing
 
 
@@ -74,28 +74,23 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
         devices = {name: str(member.device) for name, member in members.items()}
         if len(set(devices.values())) > 1 or any(hasattr(member, "hf_device_map") for member in members.values()):
             self.hf_device_map = devices  # tells Hugging Face libraries not to move the model
-        self._go_by(self._made(rule or config.rule, config.weights, config.termination), config.termination)
+        self._go_by(self._made(rule or config.rule, config.weights))
         self.generation_config = GenerationConfig.from_model_config(config)
         self.eval()
 
-    def set_rule(
-        self, rule: RuleLike | None = None, weights: Sequence[float] | None = None, termination: str | None = None
-    ) -> None:
-        """Change the rule (a name, a mapping with `name` and parameters, or an object), the weights, or who may stop.
-        A new rule stops as suits it, unless `termination` says otherwise. The rule `mixture`
-        calibrates a router first, if the model has none."""
-        if rule is None:
-            rule, termination = self.rule.rule, self.config.termination if termination is None else termination
-        weights = self.config.weights if weights is None else weights
-        self._go_by(self._made(self.config.meant(rule), weights, termination), termination)
+    def set_rule(self, rule: RuleLike | None = None, weights: Sequence[float] | None = None) -> None:
+        """Change the rule (a name, a mapping with `name` and parameters, or an object) or the weights. The rule
+        `mixture` calibrates a router first, if the model has none."""
+        rule, weights = self.rule.rule if rule is None else rule, self.config.weights if weights is None else weights
+        self._go_by(self._made(self.config.meant(rule), weights))
         if self.router is None and self.rule.routed is not None:
             from ..routing.calibrated import prepare_router
 
             prepare_router(self)
 
-    def _made(self, rule: RuleLike, weights: Sequence[float], termination: str | None) -> ComposedRule:
+    def _made(self, rule: RuleLike, weights: Sequence[float]) -> ComposedRule:
         try:
-            return ComposedRule.make(rule, weights, self._ends, termination)
+            return ComposedRule.make(rule, weights, [member.get("end_ids", ()) for member in self.config.members])
         except ValueError as error:
             raise RecipeError(str(error)) from None
 
@@ -107,19 +102,14 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
             self._marks = (self.tokenizer, template, ChatMarks.of(self.tokenizer))
         return self._marks[2]
 
-    @property
-    def _ends(self) -> list[tuple[int, ...]]:
-        return [tuple(member.get("end_ids", ())) for member in self.config.members]
-
-    def _go_by(self, rule: ComposedRule, termination: str | None = None) -> None:
+    def _go_by(self, rule: ComposedRule) -> None:
         try:
-            rule.check_fit(len(self.members) - 1, self.config.vocab_size)
+            rule.check_fit(len(self.members) - 1)
         except ValueError as error:
             why = f"the rule {rule.name!r} does not fit these members: {error}. Compose them again"
             raise RecipeError(why) from None
         numbers = self._checked_weights(rule)
         self.rule, self.config.rule = rule, rule.describe()
-        self.config.termination = default_termination(rule.name) if termination is None else termination
         for member, number in zip(self.config.members[1:], numbers, strict=True):
             member["weight"] = number
 
@@ -241,17 +231,13 @@ class ComposedForCausalLM(PreTrainedModel, ComposedGenerationMixin):
     def _rows_needed(
         self, input_ids: Tensor, mask_BT: Tensor, keep: int | Tensor, cache: ComposedCache
     ) -> int | Tensor:
-        """How many of the last positions need logits, 0: all. A rule with state reads more than are kept, but seldom
-        all of a long prompt; one that has begun goes on where it was."""
-        if not self.rule.window:
+        """How many of the last positions need logits, 0: all. A rule with state reads more than are kept; of a long
+        prompt, one that is routed seldom all."""
+        if not self.rule.stateful:
             return keep
-        if isinstance(keep, Tensor) or keep == 0 or keep >= mask_BT.shape[1]:
+        if isinstance(keep, Tensor) or keep == 0 or keep >= mask_BT.shape[1] or (routing := self.routing) is None:
             return 0
-        if (routing := self.routing) is not None:
-            return cache.transcript.rows_needed(routing, mask_BT.shape[1], keep)
-        if cache.state is not None or keep + self.rule.window >= mask_BT.shape[1]:
-            return 0
-        return rows_read(self.rule.window, mask_BT, keep)
+        return cache.transcript.rows_needed(routing, mask_BT.shape[1], keep)
 
     @property
     def routing(self) -> Routing | None:

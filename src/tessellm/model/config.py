@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..rules import DEFAULT, Product, RuleLike, default_termination, resolved
+from ..rules import DEFAULT, Product, RuleLike, resolved
 from .room import check_room
 
 
@@ -23,7 +23,6 @@ class ComposedConfig(PreTrainedConfig):
     members: list[dict[str, Any]] = field(default_factory=list)
     rule: dict[str, Any] = field(default_factory=lambda: {"name": resolved(DEFAULT)})
     routing: dict[str, Any] = field(default_factory=dict)  # enabled, base_retention, embedder, where not the default
-    termination: str = default_termination(DEFAULT)
     vocab_size: int = 0
     max_position_embeddings: int = 0
     num_hidden_layers: int = 0

@@ -17,19 +17,6 @@ def slices(count: int, elements_each: int, most: int = CHUNK_ELEMENTS) -> Iterat
         yield start, min(start + size, count)
 
 
-def rows_read(window: int, mask_BT: Tensor, keep: int) -> int:
-    """How many of the last positions a rule with this window reads that has read none before, for its rows at the last
-    `keep`. Each text is what is real of its row; padding may stand on either side."""
-    length = mask_BT.shape[1]
-    begin = length - keep
-    for mask_T in mask_BT:
-        (place_R,) = mask_T.nonzero(as_tuple=True)
-        if len(place_R):
-            first = min(int(mask_T[: length - keep].sum()), len(place_R) - 1)
-            begin = min(begin, int(place_R[max(0, first - window)]))
-    return length - begin
-
-
 def kept_rows(keep: int | Tensor) -> slice | Tensor:
     """Which of the rows computed the caller wants, by Hugging Face's convention: a number counts from the end."""
     if isinstance(keep, Tensor):

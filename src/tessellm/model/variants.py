@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from ..errors import MemberError, RecipeError, nearest, quoted
-from ..rules import DEFAULT, LARGEST_WEIGHT, RULES, FunctionRule, RuleLike, first_member, resolved
+from ..errors import MemberError, MissingExtraError, RecipeError, nearest, quoted
+from ..rules import DEFAULT, LARGEST_WEIGHT, FunctionRule, RuleLike, find_rule, first_member, resolved, rule_names
 from ..vocabulary import Alignment
 from .composed import ComposedForCausalLM
 from .config import ComposedConfig
@@ -37,8 +37,11 @@ def check_alone(asked: str, rule: Any = None, weights: Any = None) -> None:
 
 
 def check_rule_name(rule: str) -> None:
-    if rule not in (DEFAULT, *RULES):
-        raise RecipeError(f"there is no rule {quoted(rule)}; {nearest(rule, [DEFAULT, *RULES])}")
+    try:
+        if find_rule(resolved(rule)) is None:
+            raise RecipeError(f"there is no rule {quoted(rule)}; {nearest(rule, [DEFAULT, *rule_names()])}")
+    except ValueError as error:
+        raise MissingExtraError(str(error)) from None
 
 
 def meant_rule(model: ComposedForCausalLM, rule: str) -> str | None:
@@ -79,17 +82,16 @@ def in_place_of_all(model: ComposedForCausalLM, name: str, merged: PreTrainedMod
 
 
 def with_rule(
-    model: ComposedForCausalLM, rule: RuleLike, weights: Sequence[float] | None = None, termination: str | None = None
+    model: ComposedForCausalLM, rule: RuleLike, weights: Sequence[float] | None = None
 ) -> ComposedForCausalLM:
-    """Put the same members under another rule, which stops as suits it unless `termination` says otherwise, or other
-    weights; return the model itself where nothing differs."""
+    """Put the same members under another rule or other weights; return the model itself where nothing differs."""
     own = model.config.rule["name"] == rule
-    if own and termination is None and (weights is None or tuple(weights) == model.config.weights):
+    if own and (weights is None or tuple(weights) == model.config.weights):
         return model
     members = {name: model.member(name) for name in model.members}
     config = cast(ComposedConfig, copy.deepcopy(model.config))
     other = _dressed(ComposedForCausalLM(config, members, model.alignments, model.rule.rule), model)
-    other.set_rule(None if own else rule, weights, termination)
+    other.set_rule(None if own else rule, weights)
     return other
 
 
@@ -99,7 +101,7 @@ def _single(
     name = entry["name"]
     config = cast(ComposedConfig, copy.deepcopy(model.config))
     config.members = [{**entry, "weight": 1.0}]
-    config.rule, config.termination = ALONE.describe(), "rule"
+    config.rule = ALONE.describe()
     config.eos_token_id = list(entry.get("end_ids", ())) or config.eos_token_id
     single = _dressed(ComposedForCausalLM(config, {name: member}, {name: alignment}, ALONE), model)
     single.generation_config.eos_token_id = config.eos_token_id

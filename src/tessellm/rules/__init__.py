@@ -1,6 +1,6 @@
-"""Rules: how log-probabilities combine into one next-token law. Pure functions of tensors; imports torch alone."""
+"""Rules: how log-probabilities combine into one next-token distribution. Pure functions of tensors, of torch alone."""
 
-from .base import BaseRule, FunctionRule, first_member
+from .base import BaseRule, Explained, Explanation, FunctionRule, Weights, first_member
 from .complete import ComposedRule, RuleLike, make_rule
 from .equation import (
     LARGEST_WEIGHT,
@@ -15,8 +15,7 @@ from .equation import (
 )
 from .mixture import Mixture, MixtureState
 from .product import Product
-from .protocol import Explanation, Rule, Weights
-from .table import DEFAULT, RULES, RuleEntry, default_termination, resolved
+from .table import DEFAULT, RULES, RuleEntry, find_rule, resolved, rule_names
 
 __all__ = [
     "DEFAULT",
@@ -25,16 +24,16 @@ __all__ = [
     "RULES",
     "BaseRule",
     "ComposedRule",
+    "Explained",
     "Explanation",
     "FunctionRule",
     "Mixture",
     "MixtureState",
     "Product",
-    "Rule",
     "RuleEntry",
     "RuleLike",
     "Weights",
-    "default_termination",
+    "find_rule",
     "first_member",
     "make_rule",
     "member_counts",
@@ -43,6 +42,7 @@ __all__ = [
     "product",
     "product_scores",
     "resolved",
+    "rule_names",
     "tilt",
     "working_dtype",
 ]

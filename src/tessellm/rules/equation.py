@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .sums import always, sums_are_fast, total
-
 LARGEST_WEIGHT = 1e6  # float32 log-probabilities times more than this overflow
 LOG_FLOOR = -1e4  # how a ratio reads log 0 in its denominator; the paper's own clamp
 IMPOSSIBLE = -5e3  # a combined token below this was impossible for a speaking member
@@ -96,3 +94,22 @@ def normalised(logits_M: Sequence[Tensor] | Tensor) -> Tensor:
     for wide, logp_BV in zip(wide_M, logp_MBV, strict=True):
         torch.log_softmax(wide, -1, out=logp_BV)  # each where it belongs: stacking would copy them
     return logp_MBV
+
+
+def total(count_M: Tensor, x_MBV: Tensor) -> Tensor:
+    """Σ_m count_m x_m, the same counts everywhere: [B, V], or whatever dimensions stand behind the members."""
+    if not sums_are_fast(x_MBV):
+        return torch.tensordot(count_M, x_MBV, dims=1)
+    return (count_M.view(-1, *[1] * (x_MBV.ndim - 1)) * x_MBV).sum(0)
+
+
+def always(is_so: Tensor) -> bool:
+    """Whether something is so everywhere, where that can be asked: on a CPU, and not while a compiler reads along.
+    Saves passes over a whole vocabulary that would change nothing."""
+    return not sums_are_fast(is_so) and bool(is_so.all())
+
+
+def sums_are_fast(like: Tensor) -> bool:
+    """A compiler makes one pass of many sums; and a product of a few rows by a few, over a whole vocabulary, is one
+    that a GPU's library gives to a handful of its processors."""
+    return torch.compiler.is_compiling() or like.device.type != "cpu"

@@ -20,11 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import BaseRule
+from .base import BaseRule, Explained, Explanation, Weights
 from .components import SWITCH_PROB, component_logp, component_weights, mix_components, update
 from .equation import product_scores, working_dtype
-from .protocol import Explained, Explanation, Weights
-from .styles import check_styles_known, checked_styles
 
 ALONE = 0.5  # of the prior: a member that holds it answers alone
 MOST = 4  # members that answer where none holds that much, the base among them
@@ -56,8 +54,7 @@ class Mixture(BaseRule):
     styles: Sequence[int] = ()
     weights: tuple[float, ...] | None = None
     name = "mixture"
-    window = 1
-    tells = frozenset({"pi_BTC", "law_BTL"})
+    stateful = True
 
     def __post_init__(self) -> None:
         for key, low, high in (("switch_prob", 0, 1), ("alone", 0, 1), ("product_share", 0, 1)):
@@ -66,10 +63,14 @@ class Mixture(BaseRule):
                 raise ValueError(f"{key} must be a number from {low} to {high}; got {value!r}")
         if not isinstance(self.most, int) or isinstance(self.most, bool) or self.most < 1:
             raise ValueError(f"most must be a whole number of members, 1 or more; got {self.most!r}")
-        object.__setattr__(self, "styles", checked_styles(self.styles))
+        numbers = all(isinstance(style, int) and not isinstance(style, bool) and style > 0 for style in self.styles)
+        if not numbers or len(set(self.styles)) < len(self.styles):
+            raise ValueError(f"styles are numbers of experts, each once, 1 for the first; got {self.styles!r}")
+        object.__setattr__(self, "styles", tuple(sorted(self.styles)))
 
-    def check_fit(self, experts: int, vocab_size: int) -> None:
-        check_styles_known(self.styles, experts)
+    def check_fit(self, experts: int) -> None:
+        if any(style > experts for style in self.styles):
+            raise ValueError(f"expected styles among {experts} experts; got {self.styles!r}")
 
     def weighted(self, weights: Weights | None) -> Mixture | None:
         """Return the rule with the weights as W's entries. Weights that want gradients tilt the experts instead."""

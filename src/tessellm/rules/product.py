@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import BaseRule, by_nearness, loudest_alone
+from .base import BaseRule, Explained, Weights, by_nearness
 from .equation import product, tilt
-from .protocol import Explained, Explanation, Weights
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,6 @@ class Product(BaseRule):
 
     weights: tuple[float, ...] | Tensor | None = None
     name = "product"
-    is_product = True
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(self.weights, Tensor):  # gradients follow them
@@ -37,6 +35,3 @@ class Product(BaseRule):
     def weighted(self, weights: Weights | None) -> Product:
         """Eq. 2 over tilted experts is Eq. 2 with weights, since their normalisers cancel; this way is exact."""
         return Product(weights if weights is None or isinstance(weights, Tensor) else tuple(weights))
-
-    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
-        return loudest_alone(epsilon_BTK, epsilon_BTK)

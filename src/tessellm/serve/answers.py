@@ -51,10 +51,6 @@ class TracedToken(BaseModel):
     divergence: dict[str, float]
     logprob: dict[str, float]
     top: dict[str, list[tuple[str, float]]]
-    evidence: dict[str, float] | None = None  # these where the rule weighs evidence
-    trusted: dict[str, bool] | None = None
-    interference: float | None = None
-    blended: bool | None = None
     belief: dict[str, float] | None = None  # where the rule is a mixture: in the base, every expert, and Eq. 2
 
 

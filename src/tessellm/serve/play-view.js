@@ -138,7 +138,7 @@ export function show(number) {
   const voices = [...state.members, { name: "composed", number: 0 }];
   const rows = voices.map((voice) => row(token, voice));
   if (token.belief) rows.push(element("tr", {}, element("th", { scope: "row" }, EQUATION), element("td"), element("td", {}, percent(token.belief[EQUATION])), element("td"), element("td")));
-  const columns = ["who", "this token", ...(token.evidence ? ["evidence"] : []), ...(token.belief ? ["belief", "share"] : []), "favourites"];
+  const columns = ["who", "this token", ...(token.belief ? ["belief", "share"] : []), "favourites"];
   const head = element("tr", {}, ...columns.map((text) => element("th", { scope: "col" }, text)));
   const title = element("h3", {}, element("b", {}, shownToken(token.text)), `owner: ${visible(token.owner)}`,
     element("span", {}, token.belief ? `speaks: ${visible(speaking(token))}` : ""),
@@ -149,16 +149,9 @@ export function show(number) {
 function row(token, voice) {
   const choices = token.top[voice.name].map(([text, logprob]) => [
     element("code", { class: text === token.text ? "w" : "" }, shownToken(text)), element("small", {}, percent(Math.exp(logprob)))]);
-  const weighed = token.evidence ? [element("td", {}, evidenceOf(token, voice.name))] : [];
-  if (token.belief) weighed.push(...[token.belief, token.share || {}].map((of) => element("td", {}, voice.name in of ? percent(of[voice.name]) : "")));
+  const weighed = (token.belief ? [token.belief, token.share || {}] : []).map((of) => element("td", {}, voice.name in of ? percent(of[voice.name]) : ""));
   return element("tr", {}, element("th", { scope: "row" }, dot(voice), visible(voice.name)),
     element("td", {}, percent(Math.exp(token.logprob[voice.name]))), ...weighed, element("td", {}, ...choices.flat()));
-}
-
-function evidenceOf(token, name) {
-  if (!(name in token.evidence)) return token.blended ? "Eq. 2 speaks" : "the owner speaks";
-  const trusted = token.trusted[name] && name !== state.members[0].name;
-  return `${token.evidence[name].toFixed(1)}${trusted ? " ✓" : ""}`;
 }
 
 export function move(event) {

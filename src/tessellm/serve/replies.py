@@ -80,17 +80,8 @@ class Reply:
                 voice: [(self.text_of(i), rounded(p)) for i, p in zip(ids, logps, strict=True)]
                 for voice, (ids, logps) in zip(voices, tops, strict=True)
             },
-            **(self._weighed(seen) if "evidence" in seen else {}),
             belief=self._believed(seen["law"]) if "law" in seen else None,
         )
-
-    def _weighed(self, seen: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "evidence": dict(zip(self.members, map(rounded, seen["evidence"]), strict=True)),
-            "trusted": dict(zip(self.members, seen["trusted"], strict=True)),
-            "interference": rounded(seen["interference"]),
-            "blended": seen["blended"],
-        }
 
     def _believed(self, laws: Sequence[float]) -> dict[str, float]:
         return dict(zip((*self.members, EQUATION), map(rounded, laws), strict=True))

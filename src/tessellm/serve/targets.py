@@ -26,7 +26,7 @@ KEPT = 64  # observers that are remembered
 MOST_TOP = 20  # log-probabilities that a client may ask for
 SHOWN = (  # of what a trace measures
     "owner_BT", "share_BTM", "log_z_BT", "clash_BT", "gap_BT", "novel_BT", "divergence_BTK", "top_ids_BTNC",
-    "top_logprobs_BTNC", "evidence_BTM", "trusted_BTM", "interference_BT", "blended_BT",
+    "top_logprobs_BTNC",
 )  # fmt: skip
 POSTERIOR = "law_BTL"  # of every member's own component, then of products
 
@@ -83,7 +83,7 @@ class Targets:
 
     def _make_tracer(self, weights: tuple[float, ...] | None) -> Observer:
         rule = self.model.rule
-        return tracer(rule if weights is None else rule.with_("product", weights, "rule"), self._ends)
+        return tracer(rule if weights is None else rule.with_("product", weights), self._ends)
 
 
 @contextmanager

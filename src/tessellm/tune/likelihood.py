@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import PromptError, RecipeError
 from ..model import ComposedForCausalLM
+from ..rules import Product
 from .rows import TextRows, batches, columns_kept, read, sparse
 from .texts import DevelopmentText, draw, hold_out
 
@@ -112,11 +113,10 @@ def tune(
 
 
 def check_product(model: ComposedForCausalLM) -> None:
-    """Weights are those of Eq. 2: refuse a composition by another rule, or one that stops by another."""
-    if not model.rule.is_product:
-        stops = f", termination {model.config.termination}" if model.rule.name == "product" else ""
+    """Weights are those of Eq. 2: refuse a composition by another rule."""
+    if model.rule.name != Product.name:
         raise RecipeError(
-            f"tuning finds weights for the rule product (Eq. 2), and this composition's is {model.rule.name}{stops}. "
+            f"tuning finds weights for the rule product (Eq. 2), and this composition's is {model.rule.name}. "
             "Give --rule product, which is then saved with the weights"
         )
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from .. import model as reference
 from ..checkpoint import read_own_tensors, saved_alignment, saved_members, saved_spec
 from ..checkpoint.reader import ROUTER
-from ..compose import check_termination, rule_entry
+from ..compose import rule_entry
 from ..errors import MemberError, RecipeError, VocabularyError
 from ..members import Loading
 from ..members.sources import Source, check_files, find
@@ -164,9 +164,8 @@ def make_rule(config: reference.ComposedConfig) -> ComposedRule:
             f"the rule {name!r} cannot be served by vLLM, which runs {' and '.join(RULES)}. Leave out --engine vllm, "
             f"or compose with rule: {Product.name}"
         )
-    check_termination(config.termination, rule_entry(config.rule))
-    ends = [member["end_ids"] for member in config.members]
-    return ComposedRule.make(config.rule, config.weights, ends, config.termination)
+    rule_entry(config.rule)
+    return ComposedRule.make(config.rule, config.weights)
 
 
 def has_router(config: reference.ComposedConfig, folder: Path) -> bool:

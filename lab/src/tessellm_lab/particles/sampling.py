@@ -207,7 +207,7 @@ def _end_tokens(model: ComposedForCausalLM, given: int | list[int] | None, like:
 
 
 def _check(model: ComposedForCausalLM, input_ids: Tensor, particles: int, steps: int, below: float) -> None:
-    if not model.rule.is_product:
+    if model.rule.name != "product":
         raise GenerationError(
             f"particles sample from the product of the members; this model's rule is {model.rule.name!r}. "
             'Use model.set_rule("product"), or leave particles out and decode by the rule'

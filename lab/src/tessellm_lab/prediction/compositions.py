@@ -42,7 +42,7 @@ def diagnosed(rule: ComposedRule, logp_MBTV: Tensor, tokens_BT: Tensor, scored_B
     everything = torch.ones_like(tokens_BT, dtype=torch.bool)
     composed_BTV, _, why = rule.explain(logp_MBTV, tokens_BT, everything, None)
     found = statistics(logp_MBTV, composed_BTV, rule, ((),) * len(logp_MBTV), why)
-    columns = {name.rpartition("_")[0]: each for name, each in found._asdict().items() if each is not None}
+    columns = found.columns()
     columns["logprob"] = log_probabilities(logp_MBTV, composed_BTV, written_BT)
     text_BT = torch.arange(len(tokens_BT), device=tokens_BT.device)[:, None].expand_as(tokens_BT)
     kept = {name: each[scored_BT].cpu() for name, each in columns.items()}

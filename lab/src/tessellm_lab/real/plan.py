@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tessellm.demo.adapters import DOMAINS
 from tessellm.errors import TessellmError, nearest
-from tessellm.rules import RULES, Mixture
+from tessellm.rules import Mixture, rule_names
 
 from .skills import SKILLS
 
@@ -63,8 +63,8 @@ class Plan:
     def of_rules(self, rules: Sequence[str]) -> Plan:
         """The same with these rules alone beside base and experts: no peers."""
         for name in rules:
-            if name not in RULES:
-                raise TessellmError(f"unknown rule {name!r}; {nearest(name, RULES)}")
+            if name not in rule_names():
+                raise TessellmError(f"unknown rule {name!r}; {nearest(name, rule_names())}")
         return replace(self, rules=tuple(rules)).without_peers()
 
     def limited(self, prompts: int | None, sets: tuple[str, ...] | None) -> Plan:
@@ -94,7 +94,7 @@ PLANS = {
     ),
     "full": Plan(
         read=None, write=None, writing=tuple(SKILLS), develop=40, develop_by_writing=True, sets=ALL_SETS,
-        rules=tuple(RULES), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3), two=60,
-        batch_size=96, at_once=256, numbers=1 << 28, timed=128, others=150,
+        rules=tuple(rule_names()), merges=("task-arithmetic", "ties", "dare-ties"), strengths=None, arrow=(1, 3),
+        two=60, batch_size=96, at_once=256, numbers=1 << 28, timed=128, others=150,
     ),
 }  # fmt: skip

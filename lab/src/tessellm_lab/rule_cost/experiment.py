@@ -1,8 +1,7 @@
-"""What the default rules cost over Eq. 2 in a decoding step, at the shapes of google/gemma-2-2b.
+"""What the default rule costs over Eq. 2 in a decoding step, at the shapes of google/gemma-2-2b.
 
-One token for one sequence: log-probabilities over 256,000 tokens from the base and its experts, under the defaults as
-they ship: `mixture`, and `evidence` with the termination policy
-`owner`, two end tokens a member. On a GPU each rule also chooses its likeliest token, compiled. The step itself is
+One token for one sequence: log-probabilities over 256,000 tokens from the base and its experts, under `mixture` and,
+beside it, `evidence`. On a GPU each rule also chooses its likeliest token, compiled. The step itself is
 bounded below by reading every member's weights once (2.61 billion parameters in bfloat16) at the memory bandwidth
 measured here; the cost of a rule is given as a share of that bound, so the true share is smaller still.
 """
@@ -17,11 +16,11 @@ from typing import Any
 
 import torch
 
-from tessellm.rules import ComposedRule, Mixture, Product, product
-from tessellm.rules.evidence import Evidence
+from tessellm.rules import BaseRule, Mixture, Product, product
 
 from ..common.claims import Claim, Result
 from ..common.devices import device_for
+from ..evidence import Evidence, Stopping
 
 VOCABULARY, WEIGHT_BYTES = 256_000, 2 * 2.614e9
 EXPERTS = (2, 3, 8)
@@ -72,11 +71,11 @@ def bandwidth() -> float:
     return 2 * source.numel() * 4 / (microseconds * 1e-6)
 
 
-def default_rules(experts: int) -> dict[str, ComposedRule]:
-    """The rules that a composition of so many experts goes by, with a chat template and without."""
+def default_rules(experts: int) -> dict[str, BaseRule]:
+    """The rules that are compared, for so many experts."""
     return {
-        "mixture": ComposedRule(Mixture()),
-        "evidence": ComposedRule(Evidence(), stops=(ENDS,) * (experts + 1), policy="owner"),
+        "mixture": Mixture(),
+        "evidence": Stopping(Evidence(), "owner", (ENDS,) * (experts + 1)),
     }
 
 
@@ -97,7 +96,7 @@ def measure(experts: int, vocabulary: int, device: str, repeats: int) -> dict[st
     cost = {"eq2": timed(lambda: product(row, weights), device, repeats)}
     for name, rule in default_rules(experts).items():
         cost[name] = timed(lambda rule=rule, name=name: rule(row, token, real, states[name]), device, repeats)  # type: ignore[misc]
-    for name, rule in {"eq2": ComposedRule(Product()), **default_rules(experts)}.items() if device == "cuda" else ():
+    for name, rule in {"eq2": Product(), **default_rules(experts)}.items() if device == "cuda" else ():
         decide = torch.compile(lambda *given, rule=rule: rule(*given)[0][:, -1].max(-1), dynamic=False)
         given = row, token, real, states.get(name)
         cost[f"{name}, fast"] = timed(lambda decide=decide, given=given: decide(*given), device, repeats)  # type: ignore[misc]

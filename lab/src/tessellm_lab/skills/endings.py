@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessellm.rules import ComposedRule, Product
-from tessellm.rules.evidence import Evidence
-from tessellm.rules.termination import POLICIES
+from tessellm.rules import Product
 
 from ..common.claims import Claim, Result
 from ..common.devices import device_for
 from ..common.intervals import share
 from ..common.stacked import Params, Shape, initialise, logits, select, train
+from ..evidence import POLICIES, Evidence, Stopping
 from . import chains
 from .chains import LENGTH, LETTERS, PAD, STOP
 
@@ -155,7 +154,7 @@ def measure(params: Params, seeds: int, size: Size, log: Callable[[str], None]) 
                 gold = chains.sample_test(len(cast), chain, size.prompts, generator, skills)
                 rows = logits(members, size.shape, gold.tokens_BT[None].expand(len(cast) + 1, -1, -1)).log_softmax(-1)
                 for (rule, policy), count in ends.items():
-                    speaker = ComposedRule(inner[rule], stops=stops, policy=policy)
+                    speaker = Stopping(inner[rule], policy, stops)
                     mask = torch.ones_like(gold.tokens_BT, dtype=torch.bool)
                     said = speaker(rows, gold.tokens_BT, mask, None)[0][:, :-1].argmax(-1)
                     count[:] = [a + b for a, b in zip(count, judge(said, gold), strict=True)]

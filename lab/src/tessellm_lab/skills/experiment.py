@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessellm.rules.evidence import Evidence
-
 from ..common.claims import Claim, Result
 from ..common.devices import device_for
 from ..common.gates import GATES
 from ..common.intervals import share
 from ..common.panels import blank, drawn, save
 from ..common.stacked import Shape, logits, select
+from ..evidence import Evidence
 from . import baselines, chains
 from .chains import Prompts
 from .members import Members, Recipe, first_errors, gold_rows, oracle, train_members, wrong

@@ -7,7 +7,7 @@
     observe x: l_m = max(log p_m(x), −8); if all agree within a, S = F = 0;
                else S += l, and if two claimed F += max_C l − l
 
-`tessellm.rules.evidence` differs in three ways: a sole claim is not believed against the evidence once the members have
+`tessellm_lab.evidence` differs in three ways: a sole claim is not believed against the evidence once the members have
 been seen to interfere, a base that most members contradict is not a reference, and compatible claims blend.
 """
 

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from tessellm.compose import compose
-from tessellm.rules import RULES
-from tessellm.rules.evidence import Evidence
 
 from ..common.claims import Claim, Result
 from ..common.intervals import share
 from ..common.stacked import logits, to_llama
+from ..evidence import Evidence
 from .experiment import BROKEN, SIZES, _whole_texts, greedy
 from .members import LENGTH, WALK, Walk, make_walks, train_members
 
@@ -37,7 +36,7 @@ def run(seed: int, out: Path, size: str, log: Callable[[str], None] = print) -> 
     ideal = Walk(walks[1].content, walks[2].style, walks[0].token)
     start = walks[0].write(effort.texts, 2, generator)
     table = {}
-    for rule in RULES:
+    for rule in ("mixture", "evidence", "product"):
         text = greedy(compose(base, {"content": content, "style": style}, rule=rule), start)
         right = round(_whole_texts(text, ideal) * effort.texts)
         table[rule] = share(right, effort.texts)

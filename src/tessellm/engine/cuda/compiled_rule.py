@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ...errors import first_line
-from ...rules import Rule
-from ...rules.sums import parts
+from ...rules import BaseRule
 from .passes import Decided, Logits, RuleRunner, combine
 
 log = logging.getLogger("tessellm.engine")
+PARTS = 128  # of a vocabulary on a GPU
 
 
-def decide_in_parts(rule: Rule, logits_M: Logits) -> Decided:
+def decide_in_parts(rule: BaseRule, logits_M: Logits) -> Decided:
     """Choose the likeliest token as `decide` does; the compiler does not share out a search by itself."""
     logp_BTV, nonfinite_BM = combine(rule, logits_M)
     return *best(logp_BTV[:, -1]), nonfinite_BM
@@ -39,7 +39,13 @@ def best(logp_BV: Tensor) -> tuple[Tensor, Tensor]:
     return part_B * part_BPN.shape[-1] + at_BP.gather(-1, part_B[..., None])[..., 0], logprob_B
 
 
-def compiled_runner(rule: Rule) -> RuleRunner:
+def parts(x_BV: Tensor, fill: float) -> Tensor:
+    """Cut a vocabulary into pieces, as many as keep a GPU busy: each is searched in one pass, and they in another."""
+    padded = torch.nn.functional.pad(x_BV, (0, -x_BV.shape[-1] % PARTS), value=fill)
+    return padded.unflatten(-1, (PARTS, -1))
+
+
+def compiled_runner(rule: BaseRule) -> RuleRunner:
     """Compile a rule when a shape first comes. Engines with the same rule and shapes share what was compiled for it."""
     compiled: Callable[..., Any] = _shared if _hashable(rule) else lru_cache(_shared.__wrapped__)
 
@@ -52,7 +58,7 @@ def compiled_runner(rule: Rule) -> RuleRunner:
 
 
 @lru_cache(maxsize=256)
-def _shared(function: Any, rule: Rule, *shape: Any) -> Callable[..., Any]:
+def _shared(function: Any, rule: BaseRule, *shape: Any) -> Callable[..., Any]:
     """Compile a function of a rule. It has code of its own, since the compiler gives up on code that comes in too many
     shapes, and always this very rule, since it may be compiled again for another that is equal."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
@@ -62,7 +68,7 @@ def _shared(function: Any, rule: Rule, *shape: Any) -> Callable[..., Any]:
 class _Compiled:
     """A compiled function of a rule; the function itself once the compiler has failed at it, which is said."""
 
-    def __init__(self, compiled: Callable[..., Any], plain: Callable[..., Any], rule: Rule):
+    def __init__(self, compiled: Callable[..., Any], plain: Callable[..., Any], rule: BaseRule):
         self.run: Callable[..., Any] = partial(compiled, rule)
         self.plain, self.rule = plain, rule
 
@@ -96,7 +102,7 @@ def together(logits_M: Sequence[Tensor]) -> Tensor:
     return one.as_strided((len(logits_M), *one.shape), (step, *one.stride()), one.storage_offset())
 
 
-def _hashable(rule: Rule) -> bool:
+def _hashable(rule: BaseRule) -> bool:
     try:
         hash(rule)
     except TypeError:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...rules import ComposedRule, Rule, normalise, normalised
+from ...rules import BaseRule, ComposedRule, normalise, normalised
 from ...rules.components import mix_components, update
 from ...rules.equation import LOG_FLOOR
 from ..buffers import RowOrder, TokenBatch
@@ -32,7 +32,7 @@ Decided = tuple[Tensor, Tensor, Tensor]  # tokens, their log-probabilities, memb
 Seen = list[tuple[Tensor, Tensor]]  # for observers: the members' log-probabilities and the composed ones, last rows
 
 
-def combine(rule: Rule, logits_M: Logits) -> Combined:
+def combine(rule: BaseRule, logits_M: Logits) -> Combined:
     """Run a rule without state over the members' logits."""
     logp_MBTV = normalised(logits_M)
     token_BT = torch.zeros_like(logp_MBTV[0, ..., 0], dtype=torch.long)
@@ -40,7 +40,7 @@ def combine(rule: Rule, logits_M: Logits) -> Combined:
     return logp_BTV, logp_MBTV[..., 0].isnan().any(-1).T
 
 
-def decide(rule: Rule, logits_M: Logits) -> Decided:
+def decide(rule: BaseRule, logits_M: Logits) -> Decided:
     """Choose the likeliest token after the last position."""
     logp_BTV, nonfinite_BM = combine(rule, logits_M)
     logprob_B, token_B = logp_BTV[:, -1].max(-1)
@@ -127,9 +127,6 @@ class Workspace:
         buffers = self.slots.mixing
         log_pi_BL = buffers.log_pi_SL[at] if log_pi_BL is None else log_pi_BL
         mixed = self.mixed(logits_M, log_pi_BL, buffers.count_SM[at])
-        if self.rule.stopping_is_event:  # which a product of counts does not know
-            ruled_BV = combine(self.rule, [logits[:, -1:] for logits in logits_M])[0][:, -1]
-            mixed.rows_LBV[-1] = torch.where(buffers.by_rule_S[at][:, None], ruled_BV, mixed.rows_LBV[-1])
         if choice is TokenChoice.GREEDY:
             token_B, logprob_B = mixed.best()
         else:

@@ -31,7 +31,6 @@ class MixingBuffers:
     log_pi_SL: Tensor
     prior_SL: Tensor
     count_SM: Tensor  # how often each member counts in the product
-    by_rule_S: Tensor  # whether the product is the composition's rule, which decides about stopping by a policy
 
     @staticmethod
     def empty(slots: int, members: int, device: torch.device) -> MixingBuffers:
@@ -39,32 +38,29 @@ class MixingBuffers:
         prior_SL[:, 0] = 1.0
         count_SM = torch.zeros(slots, members, device=device)
         count_SM[:, 0] = 1.0
-        return MixingBuffers(prior_SL.log(), prior_SL, count_SM, torch.zeros(slots, dtype=torch.bool, device=device))
+        return MixingBuffers(prior_SL.log(), prior_SL, count_SM)
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.log_pi_SL, self.prior_SL, self.count_SM, self.by_rule_S]
+        return [self.log_pi_SL, self.prior_SL, self.count_SM]
 
     def enter(self, slot: int, components: Components, put: Callable[[Tensor], Tensor]) -> None:
         """Write a request's components; `put` copies to the device."""
         given_X = put(laid_out(components, self.count_SM.shape[1]))
-        prior_L, count_M, by_rule_1 = given_X.split([self.prior_SL.shape[1], self.count_SM.shape[1], 1])
+        prior_L, count_M = given_X.split([self.prior_SL.shape[1], self.count_SM.shape[1]])
         self.prior_SL[slot].copy_(prior_L)
         self.log_pi_SL[slot].copy_(prior_L.log())
         self.count_SM[slot].copy_(count_M)
-        self.by_rule_S[slot].copy_(by_rule_1[0])
 
 
 def laid_out(components: Components, members: int) -> Tensor:
-    """Return a prior over every member and one product, how often each member counts in that, and whether it is the
-    rule's."""
-    by_rule = components.rule is not None
+    """Return a prior over every member and one product, and how often each member counts in that."""
     prior, weight = [0.0] * (members + 1), [0.0] * members
     for row, share in zip(components.weights, components.prior, strict=True):
         experts = {m: w for m, w in zip(components.members[-len(row) :] if row else (), row, strict=True) if w}
-        if not experts and not by_rule:
+        if not experts:
             prior[0] += share
-        elif list(experts.values()) == [1.0] and not by_rule:
+        elif list(experts.values()) == [1.0]:
             prior[next(iter(experts))] += share
         elif prior[members]:
             raise FastPathError("this device runs one product of experts beside lone members: leave out styles")
@@ -73,7 +69,7 @@ def laid_out(components: Components, members: int) -> Tensor:
             for member, number in experts.items():
                 weight[member] = number
     weight[0] = 1 - sum(weight)
-    return torch.tensor([*prior, *weight, by_rule])
+    return torch.tensor([*prior, *weight])
 
 
 @dataclass(frozen=True)

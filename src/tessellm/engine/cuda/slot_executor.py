@@ -205,7 +205,7 @@ def workspace(
     if model.device.type == "cuda" and not wide and importlib.util.find_spec("triton") is not None:
         from .mixture import MOST_MEMBERS, KernelMixed
 
-        mixed = KernelMixed if members <= MOST_MEMBERS and not rule.stopping_is_event else Mixed
+        mixed = KernelMixed if members <= MOST_MEMBERS else Mixed
     return Workspace(groups, rule, own, buffers, mixed, numbers, switch_prob)
 
 

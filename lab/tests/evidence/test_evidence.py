@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessellm.rules import product
-from tessellm.rules.evidence import CLAIM, Evidence
+from tessellm_lab.evidence import Evidence
+from tessellm_lab.evidence.claims import CLAIM
 
 NOISE = 3e-3
 
@@ -85,7 +86,7 @@ def test_long_texts_are_read_in_blocks(monkeypatch):
     rule, logp, tokens = Evidence(), random_logp(4, 2, 150, 9, seed=8), random_tokens(2, 150, 9, 8)
     mask = torch.ones(2, 150, dtype=torch.bool)
     blocks = rule.explain(logp, tokens, mask, None)
-    monkeypatch.setattr("tessellm.rules.rows.BLOCK", 1000)
+    monkeypatch.setattr("tessellm_lab.evidence.rows.BLOCK", 1000)
     whole = rule.explain(logp, tokens, mask, None)
     torch.testing.assert_close(blocks[:2], whole[:2])
     torch.testing.assert_close(blocks[2]._asdict(), whole[2]._asdict())

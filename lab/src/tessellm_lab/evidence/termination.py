@@ -13,22 +13,25 @@ token, and a policy decides its probability h:
 A conservative policy keeps a conservative rule equal to Eq. 2 where at most one expert differs from the base, but for
 the choice among several end tokens: an expert that stops as often as the base, with another token, is not noticed. The
 probability of stopping is shared out over the end tokens of the member that it came from. Knows no
-model and no rule: complete.py runs one between `as_event` and `release`.
+model; `Stopping` runs a rule between `as_event` and `release`.
 
 Shapes: M members (0 is the base), B batch, T time, V vocabulary, E end tokens of any member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tessellm.rules import BaseRule, Explained
+from tessellm.rules.equation import working_dtype
+
 POLICIES = ("rule", "owner", "any", "mean", "base")
-READ = {"owner": frozenset({"run_owner_BT"}), "any": frozenset({"trusted_BTM"})}  # of what a rule tells, by policy
 TINY = 1e-7  # no member is surer than this that it stops
 
 
@@ -49,18 +52,13 @@ class Ends(NamedTuple):
         return 0
 
 
+@lru_cache(maxsize=64)
 def ends_of(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
     """The members' end tokens as tensors."""
     tokens = sorted({token for ids in stops for token in ids})
     with torch.inference_mode(False):  # made once: must also serve a backward pass
         own_ME = torch.tensor([[token in ids for token in tokens] for ids in stops], device=device)
         return Ends(torch.tensor(tokens, device=device), own_ME)
-
-
-@lru_cache(maxsize=64)
-def ends_on(stops: tuple[tuple[int, ...], ...], device: torch.device) -> Ends:
-    """`ends_of`, made once: making it waits for the device."""
-    return ends_of(stops, device)
 
 
 def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
@@ -74,25 +72,12 @@ def as_event(logp_MBTV: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
     shift_MBT = torch.where(nothing_MBT, 0.0, log_left(log_h_MBT) - total_MBT)
     columns_MBTE = torch.full_like(own_MBTE, -torch.inf)
     columns_MBTE[..., ends.event] = log_h_MBT
-    return with_ends(go_MBTV + shift_MBT[..., None], ends, columns_MBTE), log_h_MBT
+    return (go_MBTV + shift_MBT[..., None]).index_copy_(-1, ends.token_E, columns_MBTE), log_h_MBT
 
 
 def without_ends(logp_BTV: Tensor, ends: Ends) -> Tensor:
     """End tokens impossible, all else as it is."""
-    if not torch.compiler.is_compiling():
-        return logp_BTV.index_fill(-1, ends.token_E, -torch.inf)
-    return with_ends(logp_BTV, ends, logp_BTV.new_full((len(ends.token_E),), -torch.inf))
-
-
-def with_ends(logp_BTV: Tensor, ends: Ends, column_BTE: Tensor) -> Tensor:
-    """New columns for the end tokens, into the tensor given. Compiled: a choice of each number, which becomes part of
-    whatever pass comes next, as writing to places does not."""
-    if not torch.compiler.is_compiling():
-        return logp_BTV.index_copy_(-1, ends.token_E, column_BTE)
-    index_V = torch.arange(logp_BTV.shape[-1], device=logp_BTV.device)
-    for e, token in enumerate(ends.token_E.unbind()):
-        logp_BTV = torch.where(index_V == token, column_BTE[..., e : e + 1], logp_BTV)
-    return logp_BTV
+    return logp_BTV.index_fill(-1, ends.token_E, -torch.inf)
 
 
 def log_left(log_h: Tensor) -> Tensor:
@@ -108,7 +93,7 @@ def most_divergent(event_MBT: Tensor) -> Tensor:
 
 
 def decide(policy: str, event_MBT: Tensor, spoken_BT: Tensor, told: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """log h, and how much of it comes from each member (sums to one over members); `told` by the rule, READ at most."""
+    """log h, and how much of it comes from each member (sums to one over members); `told`: by the rule."""
     index_M = torch.arange(len(event_MBT), device=event_MBT.device)[:, None, None]
     if policy == "mean":
         return _mean(event_MBT, index_M)
@@ -153,4 +138,46 @@ def release(logp_MBTV: Tensor, ends: Ends, logp_BTV: Tensor, log_h_BT: Tensor, s
     part_BTE = (own_MBTE.softmax(-1) * share_MBT[..., None]).sum(0)
     none_BTE = part_BTE == 0
     end_BTE = part_BTE.masked_fill(none_BTE, 1.0).log().masked_fill(none_BTE, -torch.inf) + log_h_BT[..., None]
-    return with_ends(go_BTV, ends, end_BTE).log_softmax(-1)
+    return go_BTV.index_copy_(-1, ends.token_E, end_BTE).log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Stopping(BaseRule):
+    """A rule whose stopping a policy decides: under its own name, for members with these end tokens. Where no member
+    has one, end tokens are left to the rule."""
+
+    rule: BaseRule
+    policy: str
+    stops: tuple[tuple[int, ...], ...] = ()
+    default: str = "rule"  # the policy that a description leaves out
+    name: str = field(init=False, repr=False, compare=False)
+    stateful: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.rule.name)
+        object.__setattr__(self, "stateful", self.rule.stateful)
+        check_policy(self.policy)
+
+    def with_ends(self, end_ids: Sequence[Sequence[int]]) -> Stopping:
+        return replace(self, stops=tuple(tuple(ids) for ids in end_ids))
+
+    def describe(self) -> dict[str, Any]:
+        policy = {} if self.policy == self.default else {"termination": self.policy}
+        return self.rule.describe() | policy
+
+    def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logp_BTV, state, _ = self.explain(logp_MBTV, tokens_BT, mask_BT, state)
+        return logp_BTV, state
+
+    def explain(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> Explained:
+        """Run the rule on what it hears, all ways to stop as one event, and say why it said that."""
+        if self.policy == "rule" or not any(self.stops):
+            return self.rule.explain(logp_MBTV, tokens_BT, mask_BT, state)
+        logp_MBTV, ends = logp_MBTV.to(working_dtype(logp_MBTV)), ends_of(self.stops, logp_MBTV.device)
+        is_end_BT = (tokens_BT[..., None] == ends.token_E).any(-1)
+        heard_BT = torch.where(is_end_BT, ends.token_E[ends.event], tokens_BT)
+        seen_MBTV, event_MBT = as_event(logp_MBTV, ends)
+        logp_BTV, state, why = self.rule.explain(seen_MBTV, heard_BT, mask_BT, state)
+        spoken_BT = logp_BTV.index_select(-1, ends.token_E[:1])[..., 0]
+        log_h_BT, share_MBT = decide(self.policy, event_MBT, spoken_BT, why.more)
+        return release(logp_MBTV, ends, logp_BTV, log_h_BT, share_MBT), state, why

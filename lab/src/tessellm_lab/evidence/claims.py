@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .equation import IMPOSSIBLE, LOG_FLOOR
-from .sums import against_base, weighted_sum
+from tessellm.rules.equation import IMPOSSIBLE, LOG_FLOOR
 
 CLAIM = 0.01  # the most divergent expert claims a step, and others that diverge by more than this (nats)
 BASE_FIRST = 0.5  # the base is the centre unless another member resembles more members, by this much
@@ -38,7 +37,8 @@ def read_claims(logp_MBTV: Tensor) -> Claims:
     members = logp_MBTV.shape[0]
     safe_MBTV = logp_MBTV.clamp_min(LOG_FLOOR)
     prob_MBTV = logp_MBTV.exp()
-    cross_BTMM, base_BTM = against_base(prob_MBTV, safe_MBTV)
+    cross_BTMM = torch.einsum("mbtv,nbtv->btmn", prob_MBTV, safe_MBTV - safe_MBTV[:1])  # Σ p_m log(p_n / p_b)
+    base_BTM = torch.einsum("mbtv,btv->btm", prob_MBTV, safe_MBTV[0])
     own_BTM = cross_BTMM.diagonal(dim1=-2, dim2=-1)
     kl_BTMM = (own_BTM[..., None] - cross_BTMM).clamp_min(0)  # KL(p_m ‖ p_n)
     entropy_BTM = -(own_BTM + base_BTM)
@@ -59,7 +59,7 @@ def read_claims(logp_MBTV: Tensor) -> Claims:
     novelty_BTM = torch.where(nearest_BTM.isinf(), divergence_BTM, nearest_BTM)
 
     count_BTM = claim_BTM + (1 - claim_BTM.sum(-1, keepdim=True)) * is_centre_BTM  # Eq. 2 about the centre
-    score_BTV = weighted_sum(count_BTM.to(logp_MBTV.dtype), safe_MBTV)
+    score_BTV = torch.einsum("btm,mbtv->btv", count_BTM.to(logp_MBTV.dtype), safe_MBTV)
     log_z_BT = score_BTV.logsumexp(-1)
     blend_BTV = score_BTV - log_z_BT[..., None]
     blend_BTV = blend_BTV.masked_fill(blend_BTV < IMPOSSIBLE, -torch.inf)

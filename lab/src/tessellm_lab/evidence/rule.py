@@ -27,11 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import BaseRule
-from .claims import CLAIM, Claims, read_claims
-from .protocol import Explanation
+from tessellm.rules import BaseRule, Explanation
+
+from .claims import Claims, read_claims
 from .rows import in_blocks, last_real, windows
 
+WINDOW, TRUST, INTERFERENCE = 64, 2.0, 0.4  # see `Evidence`
 SOFT = 0.02  # evidence of a token is log(p + SOFT): no token costs a member more than 3.9
 AGREED = 0.05  # a token that all members expected within this (nats) ends a run
 SURPRISE = 3.0  # a token that surprises every member by this much more than its entropy is not ours: it ends a run
@@ -40,11 +41,6 @@ CALM = 1.0  # Eq. 2 never speaks where |log Z| is larger (nats)
 STANDING = 0.2  # the last run's owner goes first if its novelty is at least this share of the largest
 LONGEST = 1 << 16  # a longer window is a mistake: each position keeps it for every member
 SUPPORT = 1.5  # and if the centre does not stand alone: so many members resemble it, itself included
-
-TELLS = frozenset({  # see `explanation`
-    "centre_BT", "divergence_BTM", "novelty_BTM", "evidence_BTM", "trusted_BTM",
-    "leader_BT", "standing_BT", "interference_BT", "blended_BT", "run_owner_BT",
-})  # fmt: skip
 
 
 class EvidenceState(NamedTuple):
@@ -128,11 +124,11 @@ class Evidence(BaseRule):
     `interference`: how large |log Z|, averaged over the window's positions and 0 where no step is contested, may be for
     Eq. 2 to speak (nats)."""
 
-    window: int = 64
-    trust: float = 2.0
-    interference: float = 0.4
+    window: int = WINDOW
+    trust: float = TRUST
+    interference: float = INTERFERENCE
     name: str = "evidence"
-    tells = TELLS
+    stateful = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.window, int) or not 1 <= self.window <= LONGEST or self.window is True:
@@ -225,16 +221,3 @@ class Evidence(BaseRule):
             state.started_B | any_B,
             torch.where(any_B[:, None, None], ring_BWF, state.ring_BWF),
         )
-
-    def idle_budget(self, kl_BTK: Tensor, epsilon_BTK: Tensor, why: Explanation) -> tuple[Tensor, Tensor]:
-        """As Eq. 2 over the claimants, about the centre; zero where one owner speaks."""
-        about_BTK = why.more["divergence_BTM"][..., 1:]
-        expert_K = torch.arange(1, kl_BTK.shape[-1] + 1, device=kl_BTK.device)
-        loudest_BT1 = about_BTK.argmax(-1, keepdim=True) + 1
-        epsilon_BTM = torch.nn.functional.pad(epsilon_BTK, (1, 0))
-        centre_BT1 = epsilon_BTM.gather(-1, why.more["centre_BT"][..., None])  # ratios to it, by way of the base
-        others_BTK = (about_BTK > CLAIM) & (expert_K != loudest_BT1)
-        idle_BT = torch.where(others_BTK, epsilon_BTK + centre_BT1, 0.0).sum(-1)
-        blended_BT = why.more["blended_BT"]
-        ideal_BT = torch.where(blended_BT, loudest_BT1[..., 0], why.owner_BT)
-        return ideal_BT, torch.where(blended_BT, idle_BT, 0.0)

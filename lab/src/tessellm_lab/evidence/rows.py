@@ -1,19 +1,18 @@
-"""Positions of a text for rules with state: blocks of them, which row came before, and the last ones of each. Knows no
-rule.
+"""Positions of a text for a rule with a window: blocks of them, which row came before, and the last ones of each.
+Knows no rule.
 
 Shapes: M members, B batch, T time, V vocabulary, W window, F features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .protocol import Explained, Explanation
-from .sums import always
+from tessellm.rules import Explained, Explanation
 
 BLOCK = 65  # positions read at once, a window of 64 and the row before it: bounds the memory of long texts
 AT_ONCE = 1 << 21  # log-probabilities that are read at once on a CPU, whose cache holds about as many
@@ -38,7 +37,14 @@ def in_blocks(
         logp_BTV, state, why = explain(*block, state)
         parts.append(logp_BTV)
         whys.append(why)
-    return torch.cat(parts, 1), state, Explanation.joined(whys)
+    return torch.cat(parts, 1), state, joined(whys)
+
+
+def joined(whys: Sequence[Explanation]) -> Explanation:
+    """Put what was said of blocks of one text together."""
+    belief, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
+    more = {name: torch.cat([why.more[name] for why in whys], 1) for name in whys[0].more}
+    return Explanation(belief, owner, log_z, more)
 
 
 def last_real(mask_BT: Tensor) -> Tensor:
@@ -46,26 +52,6 @@ def last_real(mask_BT: Tensor) -> Tensor:
     index_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     upto_BT = torch.where(mask_BT, index_T, -1).cummax(1).values
     return torch.nn.functional.pad(upto_BT, (1, -1), value=-1)
-
-
-def last_row(mask_BT: Tensor) -> tuple[tuple[Any, Any], Tensor | None]:
-    """Where the last real row of each text is, as an index of [B, T], and which texts have one; None: all are known to,
-    in the last place."""
-    if always(mask_BT[:, -1]):
-        return (slice(None), -1), None
-    last_B = last_place(mask_BT)
-    at_B = last_B.clamp(0, mask_BT.shape[1] - 1)  # both ends: a compiler of indices needs them
-    return (torch.arange(len(last_B), device=last_B.device), at_B), last_B >= 0
-
-
-def last_place(mask_BT: Tensor) -> Tensor:
-    """The index of the last real position of each text, −1 where there is none."""
-    return torch.where(mask_BT, torch.arange(mask_BT.shape[1], device=mask_BT.device), -1).amax(1)
-
-
-def kept(new_B: Tensor, old_B: Tensor, any_B: Tensor | None) -> Tensor:
-    """What is new where a text has a row in the block, what was before elsewhere; any dimensions behind the batch."""
-    return new_B if any_B is None else torch.where(any_B.view(-1, *[1] * (new_B.dim() - 1)), new_B, old_B)
 
 
 def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
@@ -83,16 +69,3 @@ def windows(ring_BWF: Tensor, new_BTF: Tensor, mask_BT: Tensor) -> Tensor:
     at_BTW = count_BT[..., None] + torch.arange(window, device=mask_BT.device)
     flat_BJF = at_BTW.flatten(1)[..., None].expand(-1, -1, features)
     return line_BLF.gather(1, flat_BJF).view(batch, steps, window, features)
-
-
-def noted(averaged_BTF: Tensor, inside_BT: Tensor, tokens_BT: Tensor) -> Tensor:
-    """What is kept of positions, zero inside the template's opening: the averaged numbers, whether they count, the
-    token."""
-    counts_BT1 = (~inside_BT)[..., None].to(averaged_BTF.dtype)
-    return torch.cat([averaged_BTF * counts_BT1, counts_BT1, tokens_BT[..., None].to(counts_BT1.dtype)], -1)
-
-
-def averages(window_BTWF: Tensor, numbers: int, counts_BTW: Tensor | None = None) -> Tensor:
-    """The numbers that are averaged, so many per expert, over the positions that count: [B, T, K, numbers]."""
-    total_BTF = (window_BTWF if counts_BTW is None else window_BTWF * counts_BTW[..., None]).sum(-2)
-    return (total_BTF[..., :-1] / total_BTF[..., -1:].clamp_min(1)).unflatten(-1, (-1, numbers))
