@@ -11,7 +11,7 @@ VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-chec
 VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default
 VLLM_COMPILED := tests/vllm/test_separate.py::test_compiled_members_with_a_warm_cache
 
-.PHONY: demo test test-lab test-browser test-gpu test-kernels lint types unit docs bench test-api test-vllm test-vllm-compiled clean
+.PHONY: demo test test-lab test-browser test-gpu test-kernels lint types unit docs dist bench test-api test-vllm test-vllm-compiled clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tessellm demo
@@ -45,6 +45,13 @@ test-kernels: $(VENV)/.kernels  # Triton's interpreter runs the kernels of the f
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: $(VENV)/bin/python  # wheels and sources of both distributions, checked as the index would
+	$(PIP) build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist lab
+	$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/reference_overhead.py
@@ -95,4 +102,4 @@ $(VLLM)/.test: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) demo reproduced site build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) demo reproduced site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,7 +25,6 @@ BANNED = {  # a word, and what to say instead
     r"believes?|belief|believed": "posterior, selected",
     r"heard": "observed",
     r"spoilt|tainted": "nonfinite",
-    r"written to": "running",
     r"of which": "two sentences",
 }
 BANNED_IN_NAMES = r"laws?|habits?|beliefs?|astray|whoever|asleep|awake|said|heard|spoilt|tainted|voices?"
