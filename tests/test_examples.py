@@ -55,7 +55,7 @@ def test_the_first_ten_minutes(chatting: dict[str, Any], tmp_path: Path) -> None
 
 def test_the_notebook_holds_the_script() -> None:
     cells = json.loads((EXAMPLES / "first_ten_minutes.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     script = (EXAMPLES / "first_ten_minutes.py").read_text(encoding="utf-8")
     assert [line for line in code.splitlines() if line] == [
         line for line in script.splitlines() if line and not line.startswith("#")
