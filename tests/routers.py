@@ -19,7 +19,7 @@ class Inputs:
 
     def read(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
         x = arguments[0] if arguments else keywords["hidden_states"]
-        self.found.append(x[..., : self.experts].float()[:, :, None])
+        self.found.append(x[..., : self.experts].float())
 
     def take(self) -> Tensor:
         found, self.found = torch.cat(self.found, 1).cpu(), []
@@ -47,9 +47,9 @@ class HandMade:
         return [self._one(prompt) for prompt in prompts]
 
     def _one(self, prompt: RoutedPrompt) -> Route:
-        assert len(prompt.energy_TLK) == len(prompt.ids)
-        user = prompt.energy_TLK[prompt.user]
-        energy_K = prompt.energy_TLK[-1, 0] + (user.mean((0, 1)) if len(user) else 0.0)
+        assert len(prompt.energy_TK) == len(prompt.ids)
+        user = prompt.energy_TK[prompt.user]
+        energy_K = prompt.energy_TK[-1] + (user.mean(0) if len(user) else 0.0)
         token_K = torch.tensor([sum(prompt.ids[prompt.user]) % (7 + place) / 7 for place in range(len(self.experts))])
         prior = torch.cat([torch.zeros(1), self.sharpness * energy_K + token_K]).softmax(-1).tolist()
         names = (BASE, *self.experts)

@@ -17,7 +17,7 @@ MARGIN = 1e-4  # between the best token and another, below which either may be w
 
 
 class IdEnergies:
-    """Energies that are functions of token ids: [tokens, 1, experts]."""
+    """Energies that are functions of token ids: [tokens, experts]."""
 
     def __init__(self, experts: int):
         self.experts = experts
@@ -26,7 +26,7 @@ class IdEnergies:
     def note(self, module: nn.Module, given: tuple, named: dict[str, Any]) -> None:
         ids_BT = named["input_ids"]
         scale_K = torch.arange(1, self.experts + 1)
-        self.read.append(((ids_BT[..., None] * scale_K) % 8)[:, :, None].float())
+        self.read.append(((ids_BT[..., None] * scale_K) % 8).float())
 
     def take(self) -> Tensor:
         found, self.read = torch.cat(self.read, 1), []
@@ -51,12 +51,12 @@ class HandRouter:
 
     def route(self, prompts: Sequence[RoutedPrompt]) -> list[Route]:
         for prompt in prompts:
-            assert len(prompt.energy_TLK) == len(prompt.ids)
+            assert len(prompt.energy_TK) == len(prompt.ids)
             self.routed.append(list(prompt.ids))
-        return [self.decide(prompt.energy_TLK[prompt.user]) for prompt in prompts]
+        return [self.decide(prompt.energy_TK[prompt.user]) for prompt in prompts]
 
-    def decide(self, energy_TLK: Tensor) -> Route:
-        total = int(energy_TLK[..., 0].sum())
+    def decide(self, energy_TK: Tensor) -> Route:
+        total = int(energy_TK[..., 0].sum())
         names = [BASE, *self.experts]
         lead = names[total % len(names)]
         share = 0.8 if total % 3 else 0.4

@@ -98,7 +98,7 @@ def test_a_prompt_of_a_silenced_expert(tmp_path: Path) -> None:
     model = routed(composition("adapters", tmp_path, rule="mixture"))
     model.set_rule(weights=[0.0] + [1.0] * (len(model.members) - 2))
     decide, silenced = model.router.decide, Route(dict.fromkeys(model.members, 0.0) | {"e0": 1.0}, "e0")
-    model.router.decide = lambda energy_TLK: silenced if len(energy_TLK) % 2 else decide(energy_TLK)
+    model.router.decide = lambda energy_TK: silenced if len(energy_TK) % 2 else decide(energy_TK)
     engine = Engine(model, slots=3)
     requests = [engine.submit(prompt, Sampling(10, ignore_end=True)) for prompt in prompts(12, 40, seed=4)]
     run(engine)

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from tessellm.errors import MemberError
 from tessellm.members import Loading, MemberSpec, load_member
-from tessellm.routing.directions import count_blocks, dense_weight, directions, linear_layers
+from tessellm.routing.directions import dense_weight, directions, linear_layers
 from tessellm.routing.energy import Energies, plan_blocks, shared_inputs, stack_directions, tapped
 
 from conftest import build_model, perturbed, save_lora
@@ -41,32 +41,30 @@ def delta_of(base: Any, expert: Any, path: str) -> torch.Tensor:
 
 
 def slow_energies(base: Any, expert: Any, rank: int) -> torch.Tensor:
-    """‖ΔW x‖ / ‖x‖ of the `rank` leading directions, a layer at a time: [T, blocks]."""
+    """The mean over the adapted layers of ‖V x‖² / ‖x‖², a layer at a time: [T]."""
     inputs: dict[str, torch.Tensor] = {}
-    layers = linear_layers(base)
     handles = [
         module.register_forward_pre_hook(lambda _, given, path=path: inputs.update({path: given[0][0]}))
-        for path, module in layers.items()
+        for path, module in linear_layers(base).items()
     ]
     with torch.no_grad():
         base(IDS)
     for handle in handles:
         handle.remove()
-    blocks = count_blocks(base)
-    found: list[list[torch.Tensor]] = [[] for _ in range(blocks)]
+    found = []
     for path, x in inputs.items():
         delta = delta_of(base, expert, path)
         if delta.abs().max() > 0:
             _, sigma, right = torch.linalg.svd(delta, full_matrices=False)
-            rows = (sigma[:, None] * right)[:rank]
-            found[int(path.split(".")[2])].append((x @ rows.T).norm(dim=-1) / x.norm(dim=-1))
-    return torch.stack([torch.stack(each).mean(0) for each in found], -1)
+            rows = right[:rank][sigma[:rank] > 1e-5 * sigma[0]]
+            found.append((x @ rows.T).square().sum(-1) / x.square().sum(-1))
+    return torch.stack(found).mean(0)
 
 
-def collect(base: Any, experts: list[Any], blocks: list[int]) -> Energies:
-    own = [directions(base, expert, f"e{n}", rows=64, full_rows=64) for n, expert in enumerate(experts)]
+def collect(base: Any, experts: list[Any], blocks: list[int], rows: int = 3) -> Energies:
+    own = [directions(base, expert, f"e{n}", rows=rows, full_rows=rows) for n, expert in enumerate(experts)]
     groups = shared_inputs(base, sorted({path for each in own for path in each}))
-    return Energies(stack_directions(groups, own, blocks), blocks, len(experts))
+    return Energies(stack_directions(groups, own, blocks), len(experts))
 
 
 def run(base: Any, energies: Energies, ids: torch.Tensor = IDS) -> None:
@@ -90,7 +88,7 @@ def test_the_energies_of_lora_are_what_its_delta_does(lora: dict[str, Any]) -> N
     expert = adapted(base, **lora)
     energies = collect(base, [expert], [0, 1, 2])
     run(base, energies)
-    torch.testing.assert_close(energies.take()[0, ..., 0], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(energies.take()[0, :, 0], slow_energies(base, expert, 3), rtol=1e-4, atol=1e-5)
 
 
 def test_the_energies_of_several_experts_do_not_mix() -> None:
@@ -100,7 +98,7 @@ def test_the_energies_of_several_experts_do_not_mix() -> None:
     run(base, energies)
     found = energies.take()[0]
     for number, expert in enumerate(experts):
-        torch.testing.assert_close(found[..., number], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[:, number], slow_energies(base, expert, 3), rtol=1e-4, atol=1e-5)
 
 
 def test_conv1d_layers_count_too() -> None:
@@ -108,7 +106,7 @@ def test_conv1d_layers_count_too() -> None:
     expert = perturbed(base, 1)
     energies = collect(base, [expert], [0, 1])
     run(base, energies)
-    torch.testing.assert_close(energies.take()[0, ..., 0], slow_energies(base, expert, 64), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(energies.take()[0, :, 0], slow_energies(base, expert, 3), rtol=1e-4, atol=1e-5)
 
 
 def test_a_large_difference_is_decomposed_by_iteration() -> None:
@@ -121,9 +119,8 @@ def test_a_large_difference_is_decomposed_by_iteration() -> None:
     path = "model.layers.0.mlp.up_proj"
     found = directions(base, expert, "e", full_rows=5)[path]
     _, sigma, right = torch.linalg.svd(delta_of(base, expert, path), full_matrices=False)
-    torch.testing.assert_close(found.norm(dim=-1), sigma[:5], rtol=1e-3, atol=0)
-    exact = (sigma[:5, None] * right[:5]).T @ right[:5]
-    torch.testing.assert_close(found.T @ torch.nn.functional.normalize(found), exact, atol=1e-2, rtol=1e-2)
+    assert sigma[4] > 10 * sigma[5]
+    torch.testing.assert_close(found.T @ found, right[:5].T @ right[:5], atol=1e-2, rtol=1e-2)
 
 
 def test_dora_counts_by_its_direction() -> None:
@@ -143,7 +140,7 @@ def test_other_adapters_are_merged_to_be_compared() -> None:
     found = directions(base, expert, "e", full_rows=64)
     path = "model.layers.1.self_attn.q_proj"
     delta = expert.get_submodule(path).get_delta_weight("default")
-    torch.testing.assert_close(found[path].norm(), delta.norm(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(delta @ found[path].T @ found[path], delta, rtol=1e-3, atol=1e-4)
 
 
 def test_adapters_on_quantised_layers_are_read() -> None:
@@ -206,7 +203,7 @@ def test_forward_passes_follow_one_another_until_they_are_taken() -> None:
         cache = base(IDS[:, :8], use_cache=True).past_key_values
         base(IDS[:, 8:], past_key_values=cache)
     torch.testing.assert_close(energies.take(), whole, rtol=1e-4, atol=1e-6)
-    assert energies.take().shape == (1, 0, 2, 1)
+    assert energies.take().shape == (1, 0, 1)
     assert not any(module._forward_pre_hooks for module in base.modules())
 
 
@@ -214,7 +211,7 @@ def test_half_precision_inputs_do_not_overflow() -> None:
     base = build_model()
     energies = collect(base, [perturbed(base, 1)], [0, 1])
     path = next(iter(energies._stacked))
-    energies._add(path, 0, torch.full((1, 2, 32), 6e4, dtype=torch.float16))
+    energies._add(path, torch.full((1, 2, 32), 6e4, dtype=torch.float16))
     assert energies.take().isfinite().all()
 
 

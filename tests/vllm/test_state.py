@@ -57,8 +57,8 @@ def hidden_of(tokens: tuple[int, ...]) -> Tensor:
 
 @cache
 def energy_of(tokens: tuple[int, ...]) -> Tensor:
-    """The energies of a text's last token, [L, K]."""
-    return torch.randn(1, MEMBERS - 1, generator=torch.Generator().manual_seed(hash(tokens) % 2**40 + 1))
+    """The energies of a text's last token, [K]."""
+    return torch.randn(MEMBERS - 1, generator=torch.Generator().manual_seed(hash(tokens) % 2**40 + 1))
 
 
 def logprobs(hidden_NH: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def make_memory(dtype: torch.dtype = torch.float32) -> Memory:
         cache_config=SimpleNamespace(block_size=BLOCK),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
-    memory = Memory(config, SIZE, (1, MEMBERS - 1))
+    memory = Memory(config, SIZE, MEMBERS - 1)
     memory.bind_kv_cache(torch.zeros(BLOCKS, 1, BLOCK, memory.size, dtype=dtype))
     return memory
 
@@ -227,12 +227,12 @@ def test_a_block_that_was_another_texts_forgets_it() -> None:
 def test_energies_are_kept_to_the_bit() -> None:
     """Beside hidden states in half precision."""
     memory, slot_T = make_memory(torch.bfloat16), torch.tensor([5, 9, 40])
-    hidden_TH, energy_TLK = torch.randn(3, SIZE).bfloat16(), torch.randn(3, 1, MEMBERS - 1)
+    hidden_TH, energy_TK = torch.randn(3, SIZE).bfloat16(), torch.randn(3, MEMBERS - 1)
     with override_forward_context(SimpleNamespace(slot_mapping={LAYER: slot_T})):
-        memory(hidden_TH, torch.tensor([1, 2, 3]), energy_TLK)
+        memory(hidden_TH, torch.tensor([1, 2, 3]), energy_TK)
     for at in (slice(None), slice(1, 2)):
         assert torch.equal(memory.recall(slot_T[at]), hidden_TH[at])
-        assert torch.equal(memory.recall_energies(slot_T[at]), energy_TLK[at])
+        assert torch.equal(memory.recall_energies(slot_T[at]), energy_TK[at])
     assert memory.token_S[slot_T].tolist() == [1, 2, 3]
 
 

@@ -17,6 +17,7 @@ from ..model import ComposedConfig, ComposedForCausalLM
 from ..model.variants import no_such_speaker
 from ..routing.calibrated import prepare_router
 from ..routing.calibration import Progress
+from ..routing.router import OutdatedRouterError
 from ..routing.stored import read_router
 from ..rules import Product
 from ..vocabulary import Alignment, Vocabulary
@@ -75,12 +76,21 @@ def load(
     model.generation_config = _read_generation(folder)
     model.tokenizer = load_tokenizer(folder, loading)
     model.notes = tuple(getattr(config, "notes", model.notes))
-    if model.routing is not None and (folder / ROUTER).is_file():
-        model.router = read_router(folder / ROUTER, model.base, model.tokenizer)
-    else:
-        prepare_router(model, progress)
+    _restore_router(model, folder / ROUTER, progress)
     model.config._name_or_path = model.name_or_path = str(folder)
     return model
+
+
+def _restore_router(model: ComposedForCausalLM, file: Path, progress: Progress | None) -> None:
+    """Read the stored router, or calibrate one where there is none, or one of another version."""
+    if model.routing is not None and file.is_file():
+        try:
+            model.router = read_router(file, model.base, model.tokenizer)
+            return
+        except OutdatedRouterError:
+            note = "The stored router is of another version and was calibrated anew. Save the composition to keep it"
+            model.notes = (*model.notes, note)
+    prepare_router(model, progress)
 
 
 def _read_generation(folder: Path) -> GenerationConfig:

@@ -165,6 +165,7 @@ def _show_route(conversation: Any, text: str) -> None:
         raise PromptError("/route: expected a message, such as /route What is 3 + 4?")
     route = conversation.route(text)
     for name, share in sorted(route.prior.items(), key=lambda item: -item[1]):
-        score = f"  score {route.scores[name]:.2f}" if name in route.scores else ""
+        own = route.scores.get(name)
+        score = "" if own is None else f"  score {own:.2f}"
         out.print(f"{name:<12} {share:>6.1%}{score}", markup=False, soft_wrap=True)
     out.print(f"selected: {route.selected}; threshold {route.threshold:.2f}", markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -91,8 +90,8 @@ def _show_routes(asked: list[Any], routes: list[Any]) -> None:
 
 
 def _largest(numbers: Any) -> str:
-    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
-    ranked = sorted(finite.items(), key=lambda item: -item[1])[:SHOWN]
+    given = {name: number for name, number in numbers.items() if number is not None}
+    ranked = sorted(given.items(), key=lambda item: -item[1])[:SHOWN]
     return ", ".join(f"{name} {number:.2f}" for name, number in ranked) or "–"
 
 

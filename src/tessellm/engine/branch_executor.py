@@ -68,8 +68,8 @@ class BranchExecutor(Executor):
             logp, energies = self.routes.read(self.groups, branches, routing)
         else:
             logp, energies = branch_logp(self.groups, branches), [None] * len(parts)
-        for part, logp_TV, energy_TLK in zip(parts, logp, energies, strict=True):
-            self._note(part, logp_TV, energy_TLK)
+        for part, logp_TV, energy_TK in zip(parts, logp, energies, strict=True):
+            self._note(part, logp_TV, energy_TK)
         slots = {part.request: part.slot for part in parts if part.request.is_read}
         routed = [request for request in slots if request.components is None]
         for request, route in zip(routed, self.routes.route(routed), strict=True):
@@ -78,7 +78,7 @@ class BranchExecutor(Executor):
         ready = [request for request in slots if request.is_read]
         return self._first_tokens(ready, [slots[request] for request in ready])
 
-    def _note(self, part: PromptPart, logp_TV: Tensor, energy_TLK: Tensor | None) -> None:
+    def _note(self, part: PromptPart, logp_TV: Tensor, energy_TK: Tensor | None) -> None:
         """Note what a part of a prompt left: tokens in the row, energies, log-probabilities behind the last."""
         branch, start = part.branch, part.branch.computed
         last = start + part.count - 1
@@ -87,10 +87,10 @@ class BranchExecutor(Executor):
         held = len(self.prefixes.held(part.slot, part.member).tokens)
         finite = finite and held == start  # else tokens before these are not
         self.prefixes.wrote(part.slot, part.member, part.request.prompt[: last + 1 if finite else held])
-        if energy_TLK is not None:
-            branch.energies.append(energy_TLK)
+        if energy_TK is not None:
+            branch.energies.append(energy_TK)
             if finite:
-                self.prefixes.note_energies(part.slot, part.member, start, energy_TLK)
+                self.prefixes.note_energies(part.slot, part.member, start, energy_TK)
         branch.logp_V = logp_TV[-1] if part.is_last else None
         branch.computed = last + 1
 

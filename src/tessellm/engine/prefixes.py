@@ -23,11 +23,11 @@ class Held:
     """A row's tokens; how many of them have energies, and these."""
 
     tokens: list[int] = field(default_factory=list)
-    energy_TLK: Tensor | None = None
+    energy_TK: Tensor | None = None
 
     @property
     def routed(self) -> int:
-        return 0 if self.energy_TLK is None else len(self.energy_TLK)
+        return 0 if self.energy_TK is None else len(self.energy_TK)
 
 
 Copy = Callable[[int, int, int, int], None]  # a source slot, a target slot, a member, tokens
@@ -48,16 +48,16 @@ class Prefixes:
         """Note what a row holds now. Energies of tokens that stay are kept."""
         held = self.held(slot, member)
         held.tokens = list(tokens)
-        if held.energy_TLK is not None:
-            held.energy_TLK = held.energy_TLK[: len(tokens)]
+        if held.energy_TK is not None:
+            held.energy_TK = held.energy_TK[: len(tokens)]
 
-    def note_energies(self, slot: int, member: int, start: int, energy_TLK: Tensor) -> None:
+    def note_energies(self, slot: int, member: int, start: int, energy_TK: Tensor) -> None:
         """Keep the energies of a row's tokens from `start` on, in half precision."""
-        held, new_TLK = self.held(slot, member), energy_TLK.half()
+        held, new_TK = self.held(slot, member), energy_TK.half()
         if start == 0:
-            held.energy_TLK = new_TLK
-        elif held.routed == start and held.energy_TLK is not None:
-            held.energy_TLK = torch.cat([held.energy_TLK, new_TLK])
+            held.energy_TK = new_TK
+        elif held.routed == start and held.energy_TK is not None:
+            held.energy_TK = torch.cat([held.energy_TK, new_TK])
 
     def forget(self) -> None:
         """Read every prompt anew. All slots must be free."""
@@ -66,7 +66,7 @@ class Prefixes:
     def moved(self, source: int, target: int) -> None:
         """Note that a slot's rows were copied into another's."""
         for rows in self.rows.values():
-            rows[target] = Held(list(rows[source].tokens), rows[source].energy_TLK)
+            rows[target] = Held(list(rows[source].tokens), rows[source].energy_TK)
 
     def shared(self, request: Request, held: Held, routed: bool = False) -> int:
         """Return the number of tokens with which a prompt begins as a row does, if using them saves enough."""
@@ -85,10 +85,10 @@ class Prefixes:
         )
         if saved and source != slot:
             copy(source, slot, member, saved)
-        energy_TLK = self.held(source, member).energy_TLK
-        self.rows[member][slot] = Held(request.prompt[:saved], None if energy_TLK is None else energy_TLK[:saved])
-        if routed and energy_TLK is not None and saved:
-            branch.energies.append(energy_TLK[:saved].float())
+        energy_TK = self.held(source, member).energy_TK
+        self.rows[member][slot] = Held(request.prompt[:saved], None if energy_TK is None else energy_TK[:saved])
+        if routed and energy_TK is not None and saved:
+            branch.energies.append(energy_TK[:saved].float())
         branch.computed = saved
         self.reused_tokens += saved
 
@@ -103,7 +103,7 @@ class Prefixes:
                 ahead = other.branches[member].computed
                 if (ahead, -other.number) > (0, -request.number):
                     held = self.held(slot, member)
-                    if self.shared(request, Held(other.prompt, held.energy_TLK)) > min(ahead, len(held.tokens)):
+                    if self.shared(request, Held(other.prompt, held.energy_TK)) > min(ahead, len(held.tokens)):
                         return True
         return False
 

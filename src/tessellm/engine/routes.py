@@ -34,19 +34,19 @@ class Routes:
     def read(
         self, groups: Sequence[Group], branches: Sequence[BranchTokens], routing: Sequence[bool]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Run a forward under the router's tap: log-probabilities, and the energies [tokens, blocks, experts] of those
+        """Run a forward under the router's tap: log-probabilities, and the energies [tokens, experts] of those
         branches of the base that are being routed."""
         home = next(group for group in groups if 0 in group.members)
         tree = home.module if isinstance(home.module, torch.nn.Module) else self.model.base
         with self.router.tap(tree) as tap:
             logp = branch_logp(groups, branches, by_modules=True)
-            energy_NLK = tap.take()[0]
+            energy_NK = tap.take()[0]
         found: list[Tensor | None] = [None] * len(branches)
         begin = 0  # the base's tokens come first, by slot
         for n in sorted((n for n, b in enumerate(branches) if b.member == 0), key=lambda n: branches[n].slot):
             end = begin + len(branches[n].tokens)
             if routing[n]:
-                found[n] = energy_NLK[begin:end]
+                found[n] = energy_NK[begin:end]
             begin = end
         return logp, found
 
@@ -55,8 +55,8 @@ class Routes:
         ids_1T = torch.tensor([request.prompt], device=self.model.device)
         with self.router.tap(self.model.base) as tap:
             self.model.member_logits("base", ids_1T, None, 1, {})
-            energy_TLK = tap.take()[0]
-        return self._route([RoutedPrompt(request.prompt, self._user(request), energy_TLK)])[0]
+            energy_TK = tap.take()[0]
+        return self._route([RoutedPrompt(request.prompt, self._user(request), energy_TK)])[0]
 
     def route(self, requests: Sequence[Request]) -> list[Route]:
         """Route prompts that the base has read."""

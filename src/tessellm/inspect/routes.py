@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,13 +64,12 @@ def checked_labels(prompts: Sequence[LabelledPrompt], members: Sequence[str]) ->
 
 
 def route_entry(prompt: LabelledPrompt, route: Route) -> dict[str, Any]:
-    """Return what --json holds of a prompt. A score of −∞ (the floor was not reached) is null."""
+    """Return what --json holds of a prompt. A score is null where the floor was not reached."""
     entry: dict[str, Any] = {"prompt": prompt.prompt} | ({} if prompt.label is None else {"label": prompt.label})
-    scores = {name: score if math.isfinite(score) else None for name, score in route.scores.items()}
     return entry | {
         "selected": route.selected,
         "prior": dict(route.prior),
-        "scores": scores,
+        "scores": dict(route.scores),
         "threshold": route.threshold,
     }
 

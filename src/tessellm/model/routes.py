@@ -46,9 +46,9 @@ def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> lis
             ids_BT = torch.tensor([[*rows[place], *[0] * (longest - len(rows[place]))] for place in batch])
             base: Any = model.base.base_model
             base(input_ids=model.alignments["base"].to_member(ids_BT).to(model.base.device), use_cache=False)
-            for place, energy_TLK in zip(batch, tap.take(), strict=True):  # padding comes last: no token before sees it
+            for place, energy_TK in zip(batch, tap.take(), strict=True):  # padding comes last: no token before sees it
                 ids = list(rows[place])
-                found[place] = RoutedPrompt(ids, model.markers.read(ids).user, energy_TLK[: len(ids)])
+                found[place] = RoutedPrompt(ids, model.markers.read(ids).user, energy_TK[: len(ids)])
     return routing.routes([found[place] for place in range(len(rows))])
 
 

@@ -4,7 +4,7 @@ An answer begins where the caller says (`answer_start`), else behind the chat te
 for the posterior; all others are a prompt, at each of whose positions the prior is that of the tokens so far. So no
 logit depends on later tokens. A text without marks and without a router is an answer from its first token on.
 
-Shapes: B texts, T positions read, S of them fed last, L blocks, K experts, C components.
+Shapes: B texts, T positions read, S of them fed last, K experts, C components.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class Transcript:
         self.answer_start = answer_start  # the column at which the answer begins, of all texts or of each
         self.tokens_BT: Tensor | None = None
         self.mask_BT: Tensor | None = None
-        self.energy_BTLK: Tensor | None = None
+        self.energy_BTK: Tensor | None = None
 
     def read(self, tokens_BS: Tensor, mask_BS: Tensor) -> None:
         """Add tokens that are fed."""
         self.tokens_BT = _joined(self.tokens_BT, tokens_BS.cpu())
         self.mask_BT = _joined(self.mask_BT, mask_BS.cpu())
 
-    def hear(self, energy_BSLK: Tensor) -> None:
+    def hear(self, energy_BSK: Tensor) -> None:
         """Add the energies of the tokens that were fed last."""
-        self.energy_BTLK = _joined(self.energy_BTLK, energy_BSLK)
+        self.energy_BTK = _joined(self.energy_BTK, energy_BSK)
 
     def answering(self, routing: Routing) -> Tensor:
         """Return which positions belong to an answer, [B, T]."""
@@ -110,14 +110,14 @@ class Transcript:
 
     def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Reorder, select or repeat texts."""
-        for name in ("tokens_BT", "mask_BT", "energy_BTLK", "answer_start"):
+        for name in ("tokens_BT", "mask_BT", "energy_BTK", "answer_start"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(self, name, change(value))
 
     def crop(self, removed: int) -> None:
         """Forget the last tokens."""
-        for name in ("tokens_BT", "mask_BT", "energy_BTLK"):
+        for name in ("tokens_BT", "mask_BT", "energy_BTK"):
             value = getattr(self, name)
             if value is not None and removed:
                 setattr(self, name, value[:, :-removed])
@@ -133,16 +133,16 @@ class Transcript:
     def _prompts(self, marks: ChatMarks, wanted_BS: Tensor) -> Iterator[RoutedPrompt]:
         """Return a prompt per wanted position: the tokens up to it or, where the marks say that an answer has begun by
         then, up to the answer."""
-        assert self.energy_BTLK is not None
+        assert self.energy_BTK is not None
         fed = wanted_BS.shape[1]
-        for (ids, place_R), energy_TLK, wanted_S in zip(self._real(), self.energy_BTLK, wanted_BS, strict=True):
-            offset = len(energy_TLK) - fed
-            energy_RLK = energy_TLK[place_R]
+        for (ids, place_R), energy_TK, wanted_S in zip(self._real(), self.energy_BTK, wanted_BS, strict=True):
+            offset = len(energy_TK) - fed
+            energy_RK = energy_TK[place_R]
             for position, column in enumerate(place_R.tolist()):
                 if column >= offset and wanted_S[column - offset]:
                     message = marks.read(ids[: position + 1])
                     end = position + 1 if message.answer is None else message.answer
-                    yield RoutedPrompt(ids[:end], message.user, energy_RLK[:end])
+                    yield RoutedPrompt(ids[:end], message.user, energy_RK[:end])
 
 
 def in_answers(marks: ChatMarks, ids: Sequence[int]) -> list[bool]:

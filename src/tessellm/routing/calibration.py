@@ -6,7 +6,6 @@ base keeps ordinary prompts."""
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from .template import ChatMarks
 
 FILE = "calibration_prompts.jsonl"
 BATCH_TOKENS = 2048
-HELD_OUT = 3  # one prompt of so many chooses thresholds only
-TINY = 1e-6
+TOP = 4  # one of so many of the user's tokens counts: those with the largest energies
+TINY = 1e-9
 LEAST_STD = 1e-4
-FEATURES = 2  # per block: the mean over the user's tokens, the last token of the prompt
+FEATURES = 2  # of an expert: at the last token of the prompt, and of the user's tokens
 
 Progress = Callable[[int, int], None]
 
@@ -35,21 +34,17 @@ def calibration_prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in lines]
 
 
-def held_out(prompts: Sequence[str]) -> Tensor:
-    """Return which prompts choose thresholds; the others fit means and deviations. Fixed by the text alone."""
-    return torch.tensor([hashlib.sha256(text.encode()).digest()[0] % HELD_OUT == 0 for text in prompts])
-
-
-def pool(energy_TLK: Tensor, user: slice) -> Tensor:
-    """Return the log of a prompt's energies as features, [L, F, K]: the mean over the user's tokens, and the value at
-    the last token. An empty user span counts as the last token alone."""
-    spoken = energy_TLK[user] if len(energy_TLK[user]) else energy_TLK[-1:]
-    return torch.stack([spoken.mean(0), energy_TLK[-1]], 1).float().clamp_min(TINY).log()
+def pool(energy_TK: Tensor, user: slice) -> Tensor:
+    """Return the log of a prompt's energies as features, [F, K]: the value at the last token, and the mean over the
+    largest quarter of the user's tokens. An empty user span counts as the last token alone."""
+    spoken_TK = energy_TK[user] if len(energy_TK[user]) else energy_TK[-1:]
+    largest_TK = spoken_TK.topk(-(-len(spoken_TK) // TOP), 0).values
+    return torch.stack([energy_TK[-1], largest_TK.mean(0)]).float().clamp_min(TINY).log()
 
 
 @torch.no_grad()
 def measure(base: Any, tap: Energies, rows: Sequence[Sequence[int]], marks: ChatMarks, progress: Progress) -> Tensor:
-    """Return the features of these prompts, [P, L, F, K]. Runs the base: batches of like length, padded on the right,
+    """Return the features of these prompts, [P, F, K]. Runs the base: batches of like length, padded on the right,
     which causal layers do not see; what all prompts begin with is read once."""
     found: list[Tensor | None] = [None] * len(rows)
     device = base.get_input_embeddings().weight.device
@@ -70,10 +65,10 @@ def measure(base: Any, tap: Energies, rows: Sequence[Sequence[int]], marks: Chat
             own.batch_repeat_interleave(len(batch))
         ids = torch.tensor(padded, device=device)
         base.base_model(input_ids=ids, past_key_values=own, use_cache=own is not None)
-        for place, energy_TLK in zip(batch, tap.take(), strict=True):
+        for place, energy_TK in zip(batch, tap.take(), strict=True):
             user = marks.read(rows[place]).user
             here = slice(max(user.start - shared, 0), max(user.stop - shared, 0))
-            found[place] = pool(energy_TLK[: len(rows[place]) - shared], here)
+            found[place] = pool(energy_TK[: len(rows[place]) - shared], here)
         done += len(batch)
         progress(done, len(rows))
     return torch.stack([each for each in found if each is not None])
@@ -115,22 +110,15 @@ class Scale:
 
 @dataclass(frozen=True)
 class EnergyScale:
-    """From features to one z-score per expert: z per block and feature, their mean over the expert's blocks, z, the sum
-    over features, z."""
+    """From features to one z-score per expert: z per feature, their sum, z."""
 
-    blocks: Scale
     features: Scale
     total: Scale
-    share_LK: Tensor  # 1 / blocks of the expert, 0 where it has no layer in a block
 
     @classmethod
-    def of(cls, features_PLFK: Tensor, adapted_LK: Tensor) -> EnergyScale:
-        share_LK = adapted_LK / adapted_LK.sum(0).clamp_min(1)
-        blocks = Scale.of(features_PLFK)
-        means_PFK = (blocks.z(features_PLFK) * share_LK[:, None]).sum(1)
-        features = Scale.of(means_PFK)
-        return cls(blocks, features, Scale.of(features.z(means_PFK).sum(1)), share_LK)
+    def of(cls, features_PFK: Tensor) -> EnergyScale:
+        features = Scale.of(features_PFK)
+        return cls(features, Scale.of(features.z(features_PFK).sum(1)))
 
-    def z(self, features_PLFK: Tensor) -> Tensor:
-        means_PFK = (self.blocks.z(features_PLFK) * self.share_LK[:, None]).sum(1)
-        return self.total.z(self.features.z(means_PFK).sum(1))
+    def z(self, features_PFK: Tensor) -> Tensor:
+        return self.total.z(self.features.z(features_PFK).sum(1))

@@ -1,7 +1,6 @@
-"""What an expert changes, as a few directions R per linear layer.
+"""What an expert reads, as a few directions per linear layer: the leading right singular vectors of ΔW, unit rows.
 
-R holds the leading right singular vectors of ΔW, each times its singular value: ‖R x‖ is how strongly the expert would
-respond to the input x of that layer."""
+Singular values only tell a change from rounding: directions times these values route worse."""
 
 from __future__ import annotations
 
@@ -18,7 +17,10 @@ ROWS = 4  # directions of a LoRA layer
 FULL_ROWS = 16  # of a layer that was trained in full
 EXACT = 256  # the smaller side of a ΔW up to which its decomposition is exact
 OVERSAMPLING, ITERATIONS = 8, 3  # of the iteration that finds leading directions
-NOISE = 1e-6  # singular values below this share of ‖W‖ are rounding
+SPREAD = 1e-6  # singular values below this share of the largest are rounding
+WEAK = 1e-4  # a ΔW with singular values below this share of ‖W‖ changes nothing that could be told
+ROUNDING = 1e-3  # below this share a ΔW without leading directions is what bfloat16 or int8 makes of W
+FLAT = 2.0  # a ΔW leads nowhere if its largest singular value is under so many times that of noise of its size
 
 
 def block_of(path: str) -> int | None:
@@ -49,7 +51,7 @@ def directions(
 ) -> dict[str, Tensor]:
     """Return the leading directions of ΔW per adapted layer of the base, [rows, d_in] in float32 on the CPU.
 
-    Empty where expert and base have equal linear layers. Fewer rows where ΔW has less rank.
+    Empty where expert and base have linear layers that are equal up to rounding. Fewer rows where ΔW has less rank.
     """
     found, theirs = {}, linear_layers(expert)
     ours = linear_layers(base)
@@ -80,7 +82,7 @@ def _of_factors(down_RI: Tensor, up_OR: Tensor, rows: int) -> Tensor:
     if not small_RI.isfinite().all():
         return small_RI
     _, sigma, right = torch.linalg.svd(small_RI, full_matrices=False)
-    return _scaled(sigma, right, rows, NOISE)
+    return _kept(sigma, right[:rows], WEAK * len(up_OR) ** 0.5)  # ‖W‖ is about √outputs
 
 
 def _of_weights(ours: nn.Module, theirs: nn.Module, where: str, rows: int) -> Tensor:
@@ -97,13 +99,17 @@ def _of_weights(ours: nn.Module, theirs: nn.Module, where: str, rows: int) -> Te
     if not delta_OI.isfinite().all():
         return delta_OI
     sigma, right = _leading(delta_OI, rows)
-    return _scaled(sigma, right, rows, NOISE * float(weight_OI.norm()))
+    outputs, inputs = delta_OI.shape
+    noise = float(delta_OI.norm()) * (outputs**-0.5 + inputs**-0.5)  # σ₁ of a random matrix of this norm
+    flat = bool(len(sigma)) and float(sigma[0]) < FLAT * noise
+    return _kept(sigma, right[:rows], (ROUNDING if flat else WEAK) * float(weight_OI.norm()))
 
 
-def _scaled(sigma: Tensor, right: Tensor, rows: int, least: float) -> Tensor:
-    """Return directions times singular values, without those that are rounding noise."""
-    kept = int((sigma[:rows] > max(least, NOISE * float(sigma[0]))).sum()) if len(sigma) else 0
-    return sigma[:kept, None] * right[:kept]
+def _kept(sigma: Tensor, right: Tensor, least: float) -> Tensor:
+    """Return the directions that are not rounding; none where ΔW as a whole is too weak."""
+    if not len(sigma) or float(sigma[0]) <= least:
+        return right[:0]
+    return right[sigma[: len(right)] > SPREAD * float(sigma[0])]
 
 
 def _leading(delta_OI: Tensor, rows: int) -> tuple[Tensor, Tensor]:

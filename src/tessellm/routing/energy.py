@@ -1,8 +1,9 @@
 """Delta energy: how strongly each expert would respond to the inputs of the base's own layers.
 
-    e_i(t) = mean over the expert's layers of a block of ‖R x_t‖ / ‖x_t‖        R: the expert's directions at that layer
+    e_i(t) = mean over the expert's layers of ‖V x_t‖² / ‖x_t‖²        V: the directions of the expert at that layer
 
-No expert runs. Layers with one input (q, k and v; gate and up) share one product over the directions of all experts.
+So an energy is the share of the layers' inputs that lies in the directions which the expert's ΔW reads. No expert runs.
+Layers with one input (q, k and v; gate and up) share one product over the directions of all experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 from .directions import block_of
 
-CHUNK = 4  # rows that are summed first
 MANY = 48  # experts from which on every second block counts
 
 
@@ -29,96 +29,75 @@ def plan_blocks(blocks: int, experts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class StackedDirections:
-    """The directions of all experts at layers that share an input, in chunks of CHUNK rows."""
+    """The directions of all experts at layers that share an input."""
 
     rows_RI: Tensor
-    layer_C: Tensor  # chunk → (expert, layer)
-    expert_S: Tensor  # (expert, layer) → expert
-    share_S: Tensor  # 1 / layers of that expert in the block
+    share_RK: Tensor  # 1 / layers of the expert that a row belongs to, 0 for the others
 
     def to(self, x: Tensor) -> StackedDirections:
-        rest = (each.to(x.device) for each in (self.layer_C, self.expert_S, self.share_S))
-        return StackedDirections(self.rows_RI.to(x), *rest)
+        return StackedDirections(self.rows_RI.to(x), self.share_RK.to(x.device))
 
-    def energies(self, x: Tensor, experts: int) -> Tensor:
-        """Return each expert's part of the block's mean energy, [..., K] in float32."""
+    def energies(self, x: Tensor) -> Tensor:
+        """Return these layers' part of each expert's energy, [..., K] in float32."""
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         unit = (x / norm.clamp_min(1e-6)).to(x.dtype)
-        chunks = (unit @ self.rows_RI.T).float().square().unflatten(-1, (-1, CHUNK)).sum(-1)
-        squares = chunks.new_zeros(*x.shape[:-1], len(self.expert_S)).index_add_(-1, self.layer_C, chunks)
-        parts = squares.sqrt() * self.share_S
-        return parts.new_zeros(*x.shape[:-1], experts).index_add_(-1, self.expert_S, parts)
+        return (unit @ self.rows_RI.T).float().square() @ self.share_RK
 
 
 def stack_directions(
     groups: Sequence[Sequence[str]], experts: Sequence[Mapping[str, Tensor]], blocks: Sequence[int]
 ) -> dict[str, StackedDirections]:
     """Return, by the path of each group's first layer, what is multiplied with the group's input."""
-    layers = [Counter(map(block_of, expert)) for expert in experts]
+    chosen = [[path for path in expert if block_of(path) in blocks] for expert in experts]
     stacked = {}
     for group in groups:
-        if block_of(group[0]) not in blocks:
-            continue
         rows: list[Tensor] = []
-        layer: list[int] = []
-        owner: list[int] = []
-        share: list[float] = []
+        shares: list[Tensor] = []
         for number, expert in enumerate(experts):
-            for path in (path for path in group if path in expert):
-                given = expert[path]
-                chunks = -(-len(given) // CHUNK)
-                rows.append(torch.nn.functional.pad(given.float(), (0, 0, 0, chunks * CHUNK - len(given))))
-                layer += [len(owner)] * chunks
-                owner.append(number)
-                share.append(1 / layers[number][block_of(path)])
+            for path in (path for path in group if path in chosen[number]):
+                share_RK = torch.zeros(len(expert[path]), len(experts))
+                share_RK[:, number] = 1 / len(chosen[number])
+                rows.append(expert[path].float())
+                shares.append(share_RK)
         if rows:
-            stacked[group[0]] = StackedDirections(
-                torch.cat(rows), torch.tensor(layer), torch.tensor(owner), torch.tensor(share)
-            )
+            stacked[group[0]] = StackedDirections(torch.cat(rows), torch.cat(shares))
     return stacked
 
 
 class Energies:
     """Collects energies while the base runs; an `EnergyTap`."""
 
-    def __init__(self, stacked: Mapping[str, StackedDirections], blocks: Sequence[int], experts: int):
+    def __init__(self, stacked: Mapping[str, StackedDirections], experts: int):
         self.experts = experts
-        self._blocks = {block: place for place, block in enumerate(blocks)}
         self._stacked = dict(stacked)
-        self._passes: dict[str, int] = defaultdict(int)
-        self._forwards: list[list[Tensor | None]] = []
+        self._passes: Counter[str] = Counter()
+        self._forwards: list[Tensor] = []
 
     def hook(self, path: str) -> Any:
         """Return the forward pre-hook of one layer."""
-        place = self._blocks[block_of(path) or 0]
 
         def read_input(module: nn.Module, arguments: tuple, keywords: dict) -> None:
-            self._add(path, place, arguments[0] if arguments else next(iter(keywords.values())))
+            self._add(path, arguments[0] if arguments else next(iter(keywords.values())))
 
         return read_input
 
     def take(self) -> Tensor:
-        """Return energy_BTLK of the forward passes since the last take, one after the other along T, on the CPU."""
-        found = []
-        for forward in self._forwards:
-            shape = next(energy.shape for energy in forward if energy is not None)
-            device = next(energy.device for energy in forward if energy is not None)
-            filled = [torch.zeros(shape, device=device) if energy is None else energy for energy in forward]
-            found.append(torch.stack(filled, -2).cpu())
-        self._forwards, self._passes = [], defaultdict(int)
-        return torch.cat(found, 1) if found else torch.zeros(1, 0, len(self._blocks), self.experts)
+        """Return energy_BTK of the forward passes since the last take, one after the other along T, on the CPU."""
+        found = [energy_BTK.cpu() for energy_BTK in self._forwards]
+        self._forwards, self._passes = [], Counter()
+        return torch.cat(found, 1) if found else torch.zeros(1, 0, self.experts)
 
-    def _add(self, path: str, place: int, x: Tensor) -> None:
+    def _add(self, path: str, x: Tensor) -> None:
         x = x[None] if x.dim() == 2 else x
         stacked = self._stacked[path]
         if stacked.rows_RI.dtype != x.dtype or stacked.rows_RI.device != x.device:
             stacked = self._stacked[path] = stacked.to(x)
-        number = self._passes[path]
+        number, energy_BTK = self._passes[path], stacked.energies(x)
         self._passes[path] += 1
         if number == len(self._forwards):
-            self._forwards.append([None] * len(self._blocks))
-        before, energy = self._forwards[number][place], stacked.energies(x, self.experts)
-        self._forwards[number][place] = energy if before is None else before + energy
+            self._forwards.append(energy_BTK)
+        else:
+            self._forwards[number] = self._forwards[number] + energy_BTK
 
 
 @contextmanager

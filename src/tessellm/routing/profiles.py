@@ -27,7 +27,7 @@ class ExpertProfile:
     """What a router keeps of an expert."""
 
     directions: Mapping[str, Tensor]
-    features_PLF: Tensor  # on the calibration prompts
+    features_PF: Tensor  # on the calibration prompts
     similarity_PS: Tensor
     vectors: Mapping[str, Tensor]  # of the description and the examples, by embedder
     description: str | None = None
@@ -79,5 +79,5 @@ def unchanged(profiles: Mapping[str, ExpertProfile], found: Mapping[str, Mapping
             and own.keys() == earlier.keys()
             and all(torch.equal(rows, earlier[path]) for path, rows in own.items())
         ):
-            kept[name] = profiles[name].features_PLF
+            kept[name] = profiles[name].features_PF
     return kept

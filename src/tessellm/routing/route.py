@@ -20,7 +20,9 @@ class Route:
 
     prior: Mapping[str, float]
     selected: str  # the member with the largest prior
-    scores: Mapping[str, float] = field(default_factory=dict)  # per expert, comparable with the threshold
+    scores: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # per expert, against the threshold; None: under the floor
     threshold: float = 0.0  # scores below it leave a prompt to the base
 
     def active(self, alone: float = ALONE, most: int = MOST) -> tuple[str, ...]:
@@ -53,14 +55,14 @@ class RoutedPrompt:
 
     ids: Sequence[int]  # all token ids, template included
     user: slice  # the span of the last user message
-    energy_TLK: Tensor  # per prompt token, block and expert; what `EnergyTap.take` returned for it
+    energy_TK: Tensor  # per prompt token and expert; what `EnergyTap.take` returned for it
 
 
 class EnergyTap(Protocol):
     """Collects energies while the base runs."""
 
     def take(self) -> Tensor:
-        """Return energy_BTLK of the forward passes since the last take, on the CPU: [rows, tokens, blocks, experts]."""
+        """Return energy_BTK of the forward passes since the last take, on the CPU: [rows, tokens, experts]."""
 
 
 class Router(Protocol):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from .calibration import EnergyScale, Progress, Scale, calibration_prompts, held_out, measure, pool
+from .calibration import FEATURES, EnergyScale, Progress, Scale, calibration_prompts, measure, pool
 from .decision import DecisionWeights, prior, scores, threshold
 from .directions import count_blocks, directions
 from .energy import Energies, block_of, plan_blocks, shared_inputs, stack_directions, tapped
@@ -23,7 +24,11 @@ from .template import ChatMarks, render
 from .text import Embedder, SentenceModel, TokenVectors
 
 BASE_RETENTION = 0.95
-VERSION = 1
+VERSION = 2
+
+
+class OutdatedRouterError(CheckpointError):
+    """A stored router measures in another way than this version does."""
 
 
 class DeltaRouter:
@@ -40,7 +45,7 @@ class DeltaRouter:
         self.weights = DecisionWeights.shipped(embedders)
         self.experts = tuple(name for name, profile in profiles.items() if profile.directions)
         self.notes = tuple(
-            f"expert {name!r} equals the base in every linear layer of its blocks: it is never selected"
+            f"expert {name!r} equals the base in the linear layers of its blocks, up to rounding: it is never selected"
             for name in profiles
             if name not in self.experts
         )
@@ -83,35 +88,28 @@ class DeltaRouter:
             "blocks": blocks,
             "groups": shared_inputs(base, paths),
             "prompts": fingerprint(prompts, table),
-            "held_out": held_out(prompts).tolist(),
             "base_retention": base_retention,
             "embedder": embedder,
         }
         same = previous is not None and all(previous.settings[key] == settings[key] for key in ("prompts", "blocks"))
         kept = unchanged(previous.profiles if previous is not None and same else {}, found)
         new = [name for name in found if name not in kept and found[name]]
-        features_PLFK = _measure(base, [found[name] for name in new], settings, rows, marks, progress)
+        features_PFK = _measure(base, [found[name] for name in new], settings, rows, marks, progress)
         prompt_vectors = {key: each.embed(spoken) for key, each in embedders.items()}
         profiles = {}
         for name, expert in experts.items():
-            features = kept.get(
-                name, features_PLFK[..., new.index(name)] if name in new else features_PLFK[..., :0].sum(-1)
-            )
+            own = features_PFK[..., new.index(name)] if name in new else torch.zeros(len(rows), FEATURES)
+            features = kept.get(name, own)
             vectors, similarity = text_profile(expert, embedders, prompt_vectors, tokenizer)
             profiles[name] = ExpertProfile(
                 found[name], features, similarity, vectors, expert.description, tuple(expert.examples)
             )
         return cls(profiles, settings, embedders, marks)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the members of `priors`' columns: the base and the experts that can be selected."""
-        return (BASE, *self.experts)
-
     @contextmanager
     def tap(self, base: nn.Module) -> Iterator[Energies]:
         """Collect energies in every forward pass of `base` inside the context."""
-        energies = Energies(self._stacked, self.settings["blocks"], len(self.experts))
+        energies = Energies(self._stacked, len(self.experts))
         with tapped(base, energies, list(self._stacked)):
             yield energies
 
@@ -121,26 +119,13 @@ class DeltaRouter:
             return [Route({BASE: 1.0}, BASE) for _ in prompts]
         choose_BK, accept_BK = self._scores(prompts)
         priors_BC = prior(choose_BK, accept_BK, self.threshold, self.weights).tolist()
-        return [
-            Route(
-                dict(zip(self.names, row, strict=True)),
-                self.names[max(range(len(row)), key=row.__getitem__)],
-                dict(zip(self.experts, accept, strict=True)),
-                self.threshold,
-            )
-            for row, accept in zip(priors_BC, accept_BK.tolist(), strict=True)
-        ]
-
-    def priors(self, ids: Sequence[int], energy_TLK: Tensor, positions: Sequence[int]) -> Tensor:
-        """Return the prior over `names` at each position, [N, C], from the tokens up to it: once an answer has begun,
-        that of its prompt. At a prompt's last position it is what `route` says."""
-        prompts = []
-        for position in positions:
-            message = self.marks.read(ids[: position + 1])
-            end = position + 1 if message.answer is None else message.answer
-            prompts.append(RoutedPrompt(ids[:end], message.user, energy_TLK[:end]))
-        routes = self.route(prompts)
-        return torch.tensor([[route.prior[name] for name in self.names] for route in routes])
+        names = (BASE, *self.experts)
+        routes = []
+        for row, accept in zip(priors_BC, accept_BK.tolist(), strict=True):
+            scores = {name: one if one > -inf else None for name, one in zip(self.experts, accept, strict=True)}
+            selected = names[max(range(len(row)), key=row.__getitem__)]
+            routes.append(Route(dict(zip(names, row, strict=True)), selected, scores, self.threshold))
+        return routes
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the router as tensors and as what JSON holds."""
@@ -149,7 +134,7 @@ class DeltaRouter:
         for name, profile in self.profiles.items():
             own = {f"directions/{path}": rows for path, rows in profile.directions.items()}
             own |= {f"vectors/{key}": rows for key, rows in profile.vectors.items()}
-            own |= {"features": profile.features_PLF, "similarity": profile.similarity_PS}
+            own |= {"features": profile.features_PF, "similarity": profile.similarity_PS}
             tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in own.items()}
             about[name] = {"description": profile.description, "examples": list(profile.examples)}
         tokens = self.embedders["tokens"]
@@ -163,9 +148,9 @@ class DeltaRouter:
     ) -> DeltaRouter:
         """Return the router that `state` described."""
         if about.get("version") != VERSION:
-            raise CheckpointError(
-                f"the router was saved by another version of tessellm (format {about.get('version')!r}, expected "
-                f"{VERSION}). Calibrate it anew"
+            raise OutdatedRouterError(
+                f"the router was calibrated by another version of tessellm (format {about.get('version')!r}, expected "
+                f"{VERSION}). Load the composition and save it again: that calibrates it anew"
             )
         settings = {key: value for key, value in about.items() if key != "experts"}
         profiles = {}
@@ -185,32 +170,26 @@ class DeltaRouter:
         return cls(profiles, settings, embedders, ChatMarks.of(tokenizer))
 
     def _set_scales(self) -> None:
-        """Fit z-scores on one part of the calibration prompts, the threshold on the other."""
+        """Fit z-scores and the threshold on the calibration prompts. Few numbers are fitted, so none are held out."""
         self.threshold = 0.0
         if not self.experts:
             return
         own = [self.profiles[name] for name in self.experts]
-        blocks = self.settings["blocks"]
-        adapted_LK = torch.tensor(
-            [[float(any(block_of(p) == block for p in each.directions)) for each in own] for block in blocks]
-        )
-        features_PLFK = torch.stack([each.features_PLF for each in own], -1)
+        features_PFK = torch.stack([each.features_PF for each in own], -1)
         similarity_PKS = torch.stack([each.similarity_PS for each in own], 1)
-        held_P = torch.tensor(self.settings["held_out"])
-        self._energy_scale = EnergyScale.of(features_PLFK[~held_P], adapted_LK)
-        self._text_scale = Scale.of(similarity_PKS[~held_P])
-        choose_BK, accept_BK = self._combine(features_PLFK[held_P], similarity_PKS[held_P])
+        self._energy_scale, self._text_scale = EnergyScale.of(features_PFK), Scale.of(similarity_PKS)
+        choose_BK, accept_BK = self._combine(features_PFK, similarity_PKS)
         self.threshold = threshold(choose_BK, accept_BK, self.settings["base_retention"])
 
-    def _combine(self, features_BLFK: Tensor, similarity_BKS: Tensor) -> tuple[Tensor, Tensor]:
-        return scores(self._energy_scale.z(features_BLFK), self._text_scale.z(similarity_BKS), self.weights)
+    def _combine(self, features_BFK: Tensor, similarity_BKS: Tensor) -> tuple[Tensor, Tensor]:
+        return scores(self._energy_scale.z(features_BFK), self._text_scale.z(similarity_BKS), self.weights)
 
     def _scores(self, prompts: Sequence[RoutedPrompt]) -> tuple[Tensor, Tensor]:
         features, spoken = [], []
         for prompt in prompts:
-            skipped = len(prompt.ids) - len(prompt.energy_TLK)  # tokens before those whose energies are given
+            skipped = len(prompt.ids) - len(prompt.energy_TK)  # tokens before those whose energies are given
             span = slice(max(prompt.user.start - skipped, 0), max(prompt.user.stop - skipped, 0))
-            features.append(pool(prompt.energy_TLK, span))
+            features.append(pool(prompt.energy_TK, span))
             spoken.append(list(prompt.ids[prompt.user]))
         found = {key: each.embed(spoken) for key, each in self.embedders.items()}
         similarity = [text_similarity(found, self.profiles[name].vectors) for name in self.experts]
@@ -225,10 +204,10 @@ def _measure(
     marks: ChatMarks,
     progress: Progress,
 ) -> Tensor:
-    """Return the features of experts on the calibration prompts, [P, L, F, K]."""
+    """Return the features of experts on the calibration prompts, [P, F, K]."""
     if not own:
-        return torch.zeros(len(rows), len(settings["blocks"]), 2, 0)
+        return torch.zeros(len(rows), FEATURES, 0)
     stacked = stack_directions(settings["groups"], own, settings["blocks"])
-    energies = Energies(stacked, settings["blocks"], len(own))
+    energies = Energies(stacked, len(own))
     with tapped(base, energies, list(stacked)):
         return measure(base, energies, rows, marks, progress)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ..errors import CheckpointError
 from ..files import new_file
-from .router import DeltaRouter
+from .router import DeltaRouter, OutdatedRouterError
 
 SUFFIX = ".safetensors"
 KEPT = 64  # routers in the cache; the oldest go
@@ -33,6 +33,8 @@ def read_router(path: Path, base: Any, tokenizer: Any) -> DeltaRouter:
             about = json.loads((file.metadata() or {})["router"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}
         return DeltaRouter.from_state(tensors, about, base, tokenizer)
+    except OutdatedRouterError as error:
+        raise OutdatedRouterError(f"{path}: {error}") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
         raise CheckpointError(f"{path} is cut off or damaged. Remove it: the router is calibrated anew then") from error
 

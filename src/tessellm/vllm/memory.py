@@ -4,7 +4,7 @@ The state of `mixture` can be rebuilt from the answer so far, and its prior from
 here like keys and values: in the same blocks, shared by prefix caching, dropped by preemption, whatever the chunks of a
 prompt. So wherever the engine can attend to a position, the rule can look back at it. What it costs is in docs/vllm.md.
 
-Shapes: T tokens, N texts, H hidden sizes of all members, L blocks and K experts of the router, S slots.
+Shapes: T tokens, N texts, H hidden sizes of all members, K experts of the router, S slots.
 
 vLLM hands a layer's batch to its metadata builder at every step: which request reads which positions, and where in the
 cache they lie. The builder leaves that here, for `state.py`.
@@ -40,11 +40,11 @@ class Memory(nn.Module, AttentionLayerBase):
     """A layer that attends to nothing: it keeps each position's hidden states, energies and token. Energies are
     float32: their bits stand behind the hidden states."""
 
-    def __init__(self, vllm_config: Any, hidden: int, energies: tuple[int, int] = (0, 0)):
+    def __init__(self, vllm_config: Any, hidden: int, experts: int = 0):
         super().__init__()
         self.dtype = vllm_config.model_config.dtype
-        self.hidden, self.energies = hidden, energies
-        self.size = size = hidden + energies[0] * energies[1] * (4 // self.dtype.itemsize)
+        self.hidden, self.experts = hidden, experts
+        self.size = size = hidden + experts * (4 // self.dtype.itemsize)
         self.block_size = vllm_config.cache_config.block_size
         self.impl = CacheOnlyAttentionImpl(1, size, "auto", self.dtype)
         self.kv_cache = torch.tensor([])
@@ -67,7 +67,7 @@ class Memory(nn.Module, AttentionLayerBase):
         slots = kv_cache.shape[0] * kv_cache.shape[2]
         self.token_S = torch.zeros(slots, dtype=torch.long, device=kv_cache.device)
 
-    def forward(self, hidden_TH: Tensor, tokens_T: Tensor, energy_TLK: Tensor | None = None) -> None:
+    def forward(self, hidden_TH: Tensor, tokens_T: Tensor, energy_TK: Tensor | None = None) -> None:
         """Keep a batch. Padding goes to block 0, which belongs to no request."""
         slots = get_forward_context().slot_mapping
         slot_T = slots.get(LAYER) if isinstance(slots, dict) else None
@@ -77,8 +77,8 @@ class Memory(nn.Module, AttentionLayerBase):
         rows = len(slot_T)
         size = self.kv_cache.shape[2]
         kept = hidden_TH[:rows].to(self.dtype)
-        if energy_TLK is not None and energy_TLK.numel():
-            bits = energy_TLK[:rows].flatten(1).to(kept.device, torch.float32).contiguous().view(self.dtype)
+        if energy_TK is not None and energy_TK.numel():
+            bits = energy_TK[:rows].to(kept.device, torch.float32).contiguous().view(self.dtype)
             kept = torch.cat([kept, bits], 1)
         self.kv_cache[slot_T // size, 0, slot_T % size] = kept
         self.token_S[slot_T] = tokens_T[:rows].long()
@@ -95,10 +95,10 @@ class Memory(nn.Module, AttentionLayerBase):
         return self.kv_cache[slot_T // size, 0, slot_T % size, : self.hidden]
 
     def recall_energies(self, slot_T: Tensor) -> Tensor:
-        """Read the energies at those places, on the CPU: [T, L, K]."""
+        """Read the energies at those places, on the CPU: [T, K]."""
         size = self.kv_cache.shape[2]
         bits = self.kv_cache[slot_T // size, 0, slot_T % size, self.hidden :].cpu()
-        return bits.clone(memory_format=torch.contiguous_format).view(torch.float32).view(len(slot_T), *self.energies)
+        return bits.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 class MemoryBuilder(AttentionMetadataBuilder):

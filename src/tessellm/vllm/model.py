@@ -62,7 +62,7 @@ class ServedComposition(nn.Module):
                 router = stored_router(folder / ROUTER, self.places["base"], configs["base"], tokenizer)
                 self.tap = Tap(router, base)
             routing = Routing(self.rule.routed, names, router, ChatMarks.of(tokenizer))
-            self.memory = Memory(vllm_config, sum(self.sizes), self.tap.shape if self.tap else (0, 0))
+            self.memory = Memory(vllm_config, sum(self.sizes), self.tap.experts if self.tap else 0)
             requests = vllm_config.scheduler_config.max_num_seqs
             row_elements = len(names) * self.config.vocab_size
             self.states = States(routing, self.memory, requests, row_elements, self.member_logprobs)

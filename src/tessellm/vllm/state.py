@@ -157,9 +157,9 @@ class States:
         if routing.router is None:
             prior_NC = self.rule.unrouted_prior(len(routing.members) - 1).repeat(len(positions), 1)
         else:
-            energy_TLK = self.memory.recall_energies(self._slots(step, row, range(max(positions) + 1)))
+            energy_TK = self.memory.recall_energies(self._slots(step, row, range(max(positions) + 1)))
             upto = [position + 1 for position in positions]
-            prompts = [RoutedPrompt(ids[:end], routing.marks.read(ids[:end]).user, energy_TLK[:end]) for end in upto]
+            prompts = [RoutedPrompt(ids[:end], routing.marks.read(ids[:end]).user, energy_TK[:end]) for end in upto]
             prior_NC = routing.component_priors(prompts)
         return self.rule.init_state(prior_NC.to(like_MNV.device), like_MNV.shape[-1])
 

@@ -55,8 +55,7 @@ class Tap:
         self._base, self._wanted, self._heard = base, set[str](), set[str]()
         self._open = ExitStack()  # as long as the model lives
         self._tap = self._open.enter_context(router.tap(cast(Any, self)))
-        blocks, experts = self._tap.take().shape[2:]
-        self.shape = (blocks, experts)
+        self.experts = self._tap.take().shape[-1]
 
     def get_submodule(self, path: str) -> _TappedLayer:
         """The layer that transformers has at that path."""
@@ -71,7 +70,7 @@ class Tap:
         return _TappedLayer(layer, len(self._base.names), lambda: self._heard.add(path))
 
     def take(self) -> Tensor:
-        """The energies of the last forward pass, [T, L, K]."""
+        """The energies of the last forward pass, [T, K]."""
         if missing := sorted(self._wanted - self._heard):
             raise MemberError(
                 f"the router reads what {missing[0]} of the base is given, and vLLM did not run that layer as Python. "
