@@ -32,10 +32,10 @@ class ByLength:
             handle.remove()
 
     def _note(self, hidden_states: torch.Tensor, *_: object, **__: object) -> None:
-        self.read.append(torch.zeros(*hidden_states.shape[:2], 1, 1))
+        self.read.append(torch.zeros(*hidden_states.shape[:2], 1))
 
     def take(self) -> torch.Tensor:
-        """Return energies since the last take, [rows, tokens, blocks, experts]: here a zero per token."""
+        """Return energies since the last take, [rows, tokens, experts]: here a zero per token."""
         found, self.read = torch.cat(self.read, 1), []
         return found
 
