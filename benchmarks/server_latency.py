@@ -11,8 +11,9 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from served import ServedModel
@@ -40,6 +41,8 @@ class LatencyPlan:
     loads: Sequence[float] = (0.5, 0.8)  # shares of the throughput
     slots: int = 4
     seed: int = 0
+    texts: Sequence[str] = ()  # the prompts, in this order; without them they are made of words
+    ignore_eos: bool = False  # answers go on past their end, so that all have `new` tokens
 
     def __post_init__(self) -> None:
         if min(self.requests, self.slots, *self.prompts) < 1 or self.new < 2:
@@ -58,7 +61,8 @@ def measure_latency(
 ) -> dict[str, Any]:
     """Measure a server that has just become ready."""
     draw = random.Random(plan.seed)
-    new = [asyncio.run(_ask(server, plan, max(plan.prompts), draw)) for _ in range(2)]
+    texts = iter(plan.texts) if plan.texts else _made(plan, draw)
+    new = [asyncio.run(_ask(server, plan, next(texts))) for _ in range(2)]
     if not new[0].came:
         raise EngineError(f"{server.model} wrote nothing after {max(plan.prompts)} tokens: there is nothing to time")
     result: dict[str, Any] = {
@@ -69,12 +73,12 @@ def measure_latency(
     }
     progress(f"ready after {result['ready_seconds']:.1f} s; first request: {in_words(result['first_request'])}")
     began = time.perf_counter()
-    answers = asyncio.run(_closed(server, plan, draw))
+    answers = asyncio.run(_closed(server, plan, texts))
     rate = len(answers) / (time.perf_counter() - began)
     result |= {"requests_per_second": rate, "all_slots": summary(answers)}
     progress(f"{rate:.3f} requests per second with {plan.slots} clients: {in_words(result['all_slots'])}")
     for load in plan.loads:
-        answers = asyncio.run(_poisson(server, plan, rate * load, draw))
+        answers = asyncio.run(_poisson(server, plan, rate * load, texts, draw))
         result[f"load_{load:g}"] = summary(answers)
         progress(f"at {load:.0%} of that: {in_words(result[f'load_{load:g}'])}")
     return result
@@ -87,39 +91,43 @@ def prompt_text(tokens: int, draw: random.Random) -> str:
     return " ".join([f"{draw.randrange(10**6)}:", *(words * (2 + count // len(words)))[start : start + count]])
 
 
-async def _ask(server: ServedModel, plan: LatencyPlan, tokens: int, draw: random.Random) -> TimedAnswer:
-    body = {"model": server.model, "prompt": prompt_text(tokens, draw), "max_tokens": plan.new, "temperature": 0}
-    answer = await ask(server.url, body)
+def _made(plan: LatencyPlan, draw: random.Random) -> Iterator[str]:
+    """Make prompts: two long ones, then for every load each length as often as any other."""
+    yield from (prompt_text(max(plan.prompts), draw) for _ in range(2))
+    while True:
+        lengths = [plan.prompts[number % len(plan.prompts)] for number in range(plan.requests)]
+        draw.shuffle(lengths)
+        yield from (prompt_text(tokens, draw) for tokens in lengths)
+
+
+async def _ask(server: ServedModel, plan: LatencyPlan, text: str) -> TimedAnswer:
+    body = {"model": server.model, "prompt": text, "max_tokens": plan.new, "temperature": 0}
+    answer = await ask(server.url, body | ({"ignore_eos": True} if plan.ignore_eos else {}))
     if answer.error or answer.status not in (200, 429):
         raise EngineError(f"{server.model} answered with {answer.status}: {answer.error or 'see its log'}")
     return answer
 
 
-def _mixed(plan: LatencyPlan, draw: random.Random) -> list[int]:
-    """Draw the prompts' lengths: each as often as any other."""
-    lengths = [plan.prompts[number % len(plan.prompts)] for number in range(plan.requests)]
-    draw.shuffle(lengths)
-    return lengths
-
-
-async def _closed(server: ServedModel, plan: LatencyPlan, draw: random.Random) -> list[TimedAnswer]:
+async def _closed(server: ServedModel, plan: LatencyPlan, texts: Iterator[str]) -> list[TimedAnswer]:
     """Let as many clients as there are slots ask again as soon as they have an answer."""
-    lengths, answers = _mixed(plan, draw), []
+    left, answers = list(islice(texts, plan.requests)), []
 
     async def client() -> None:
-        while lengths:
-            answers.append(await _ask(server, plan, lengths.pop(), draw))
+        while left:
+            answers.append(await _ask(server, plan, left.pop(0)))
 
     await asyncio.gather(*(client() for _ in range(plan.slots)))
     return answers
 
 
-async def _poisson(server: ServedModel, plan: LatencyPlan, rate: float, draw: random.Random) -> list[TimedAnswer]:
+async def _poisson(
+    server: ServedModel, plan: LatencyPlan, rate: float, texts: Iterator[str], draw: random.Random
+) -> list[TimedAnswer]:
     """Ask at random times, whoever is still waiting."""
     asked: list[Awaitable[TimedAnswer]] = []
-    for tokens in _mixed(plan, draw):
+    for text in islice(texts, plan.requests):
         await asyncio.sleep(draw.expovariate(rate))
-        asked.append(asyncio.ensure_future(_ask(server, plan, tokens, draw)))
+        asked.append(asyncio.ensure_future(_ask(server, plan, text)))
     return list(await asyncio.gather(*asked))
 
 

@@ -114,6 +114,7 @@ class Generation(Strict):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     top_k: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: StrictBool = False  # as vLLM's: for measurements
     logit_bias: Annotated[Named[str], Field(max_length=0)] | None = None
     user: Words | None = None
     metadata: dict[str, Any] | None = None

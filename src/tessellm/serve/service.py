@@ -13,7 +13,7 @@ from typing import Any
 from ..diagnose.shown import colour, line_style
 from ..engine.engine import Engine
 from ..engine.memory import plan_slots
-from ..engine.requests import Request
+from ..engine.requests import NEVER, Request
 from ..engine.sampling import Sampling
 from ..errors import FastPathError, GenerationError, PromptError
 from ..model import ComposedForCausalLM
@@ -149,7 +149,7 @@ class Service:
             RunningChoice(
                 job,
                 TextStream(self.tokenizer, asked.stops, job.request.prompt),
-                self.engine.ends,
+                NEVER if asked.ignore_eos else self.engine.ends,
                 self.settings.seconds,
             )
             for job in jobs
@@ -222,6 +222,7 @@ def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:
         temperature if temperature >= COLDEST else 0.0,
         max(top_p, NARROWEST),
         seed_of(seed, number),
+        asked.ignore_eos,
         top_k=asked.top_k or 0,
         frequency_penalty=asked.frequency_penalty or 0.0,
         presence_penalty=asked.presence_penalty or 0.0,
