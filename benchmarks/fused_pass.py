@@ -22,9 +22,9 @@ from first_token import changed, replayed_ms
 from random_models import base_alone, random_composition
 from reference_overhead import RESULTS
 from tessellm.bench.measure import bandwidth
-from tessellm.engine.buffers import TokenBatch
 from tessellm.engine.cuda.fused import decoder, layers, overlap
-from tessellm.engine.members.groups import make_groups, member_logits
+from tessellm.engine.cuda.slot_pass import TokenBatch, member_logits
+from tessellm.engine.members.groups import make_groups
 from tessellm.files import write_text
 from tessellm.members.shared_tensors import unique_bytes
 from tessellm.provenance import environment

@@ -14,7 +14,7 @@ from tessellm.engine.cuda import graphs
 from tessellm.engine.cuda.graphs import GraphExecutor
 from tessellm.engine.cuda.slot_executor import SlotExecutor, workspace
 from tessellm.engine.engine import Engine
-from tessellm.engine.prefill_pace import PrefillPace
+from tessellm.engine.prefill_controller import PrefillPace
 from tessellm.engine.routes import Routes
 
 from replay_tape import REFUSAL, LikeCuda, Pool, Run, Tape
@@ -26,6 +26,10 @@ class FixedPrefillPace(PrefillPace):
     def __init__(self, tokens: int):
         super().__init__(on_gpu=False)
         self.tokens = self.least = self.most = tokens
+
+    @property
+    def due(self) -> bool:
+        return False
 
 
 class TapeRecorder:

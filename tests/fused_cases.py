@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import tessellm
-from tessellm.engine.buffers import RowOrder, TokenBatch
 from tessellm.engine.cuda.fused.decoder import FusedDecoder, fuse
-from tessellm.engine.members.groups import make_groups, member_logits
+from tessellm.engine.cuda.slot_pass import RowOrder, TokenBatch, member_logits
+from tessellm.engine.members.groups import make_groups
 
 from conftest import build_model, perturbed, save_lora, save_member
 

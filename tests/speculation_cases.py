@@ -10,7 +10,7 @@ import torch
 
 import tessellm
 from draft_distribution import draft_always
-from tessellm.engine import buffers
+from tessellm.engine import sampling
 from tessellm.engine.engine import Engine
 from tessellm.engine.requests import Request
 from tessellm.engine.speculation import Speculation
@@ -38,8 +38,8 @@ def drafting(model: Any, slots: int, length: int = 8, **settings: Any) -> Engine
 
 def bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample with noise of the seed alone, not of the position: tokens of a text depend on one another."""
-    plain = buffers.uniform
-    monkeypatch.setattr(buffers, "uniform", lambda seed_B, position_B: plain(seed_B, torch.zeros_like(position_B)))
+    plain = sampling.uniform
+    monkeypatch.setattr(sampling, "uniform", lambda seed_B, position_B: plain(seed_B, torch.zeros_like(position_B)))
 
 
 class Priced:

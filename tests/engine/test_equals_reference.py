@@ -18,10 +18,14 @@ from tessellm.engine.sampling import Sampling
 from tessellm.engine.speculation import Speculation
 from tessellm.routing.route import Route
 
-from conftest import build_model, perturbed
+from conftest import build_model, character_tokenizer, perturbed
 from decoding_cases import KINDS, composition, disagreements, prompts, reference_rows, stacked_engine
 
 LOOKUP = Speculation("lookup")
+CASES = [
+    *((kind, path) for kind in KINDS for path in ("apart", "lookup")),
+    *((kind, "stacked") for kind in ("llama", "gemma2", "gpt2", "qwen2")),  # as on a GPU
+]
 EXPERTS = [None, {}, {"e0": 1.0}, {"e0": 1.0, "e1": 1.0}, {"e0": 0.6, "e1": -0.3}]
 
 
@@ -30,19 +34,19 @@ def run(engine: Engine) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("lookup", [False, True], ids=["plain", "lookup"])
-@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_product(kind: str, stacked: bool, lookup: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "path"), CASES)
+def test_product(kind: str, path: str, tmp_path: Path) -> None:
     model = composition(kind, tmp_path, rule="product")
-    engine = stacked_engine(model, stacked, slots=4, speculation=LOOKUP if lookup else None)
-    if lookup:
+    engine = stacked_engine(model, path == "stacked", slots=4, speculation=LOOKUP if path == "lookup" else None)
+    if path == "lookup":
         draft_always(engine, 3)
     requests = engine.generate(prompts(9, 60), Sampling(max_new_tokens=20))
     for request in requests:
         assert not disagreements(model, request)
         chosen = reference_rows(model, request).gather(-1, torch.tensor(request.tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(request.logprobs), chosen, atol=1e-4, rtol=0)
+    if engine.speculator is not None:
+        assert engine.speculator.drafted > engine.speculator.accepted
 
 
 @pytest.mark.parametrize("lookup", [False, True], ids=["plain", "lookup"])
@@ -161,3 +165,48 @@ def test_a_prompt_that_a_row_holds_is_routed_without_reading_it(tmp_path: Path) 
     assert first.route == second.route
     assert engine.prefixes.reused_tokens >= len(prompt) - 1
     assert model.router.routed == [prompt, prompt]
+
+
+def chats(model: Any, *messages: str) -> list[list[int]]:
+    turns = [[{"role": "user", "content": message}] for message in messages]
+    return model.tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+
+
+def text_ids(model: Any, text: str) -> list[int]:
+    return model.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def written(model: Any, request: Request) -> list[int]:
+    """Return what the reference writes in its place."""
+    ids, new = torch.tensor([request.prompt]), request.sampling.max_new_tokens
+    text = model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=None)
+    return text[0, len(request.prompt) :].tolist()
+
+
+def test_an_answer_that_the_client_began_is_routed_by_what_comes_before(tmp_path: Path) -> None:
+    model = routed(composition("llama", tmp_path, rule="mixture"))
+    model.tokenizer = character_tokenizer()
+    asked = chats(model, "sum of 3 and 4", "a", "what is it?")
+    begun = [prompt + text_ids(model, supplied) for prompt in asked for supplied in ("", "it is ", "zzzz" * 9)]
+    requests = Engine(model, slots=4).generate(begun, Sampling(8, ignore_end=True))
+    for n, request in enumerate(requests):
+        assert request.route == requests[n - n % 3].route
+        assert request.tokens == written(model, request)
+    assert len({request.route.selected for request in requests if request.route}) > 1
+
+
+def test_a_conversation_is_routed_anew_at_every_turn(tmp_path: Path) -> None:
+    """Members that join read the text; those that stay, and the base, read on."""
+    model = routed(composition("adapters", tmp_path, rule="mixture"))
+    model.tokenizer = character_tokenizer()
+    engine, active = Engine(model, slots=3), []
+    texts = chats(model, "one", "what is it?", "sum of 3 and 4")
+    for turn in ("second", "and the third", "x = 1"):
+        requests = engine.generate(texts, Sampling(7, ignore_end=True))
+        active.append([tuple(request.branches) for request in requests])
+        for request in requests:
+            assert request.tokens == written(model, request)
+        more = text_ids(model, f"\nu: {turn}\na: ")
+        texts = [request.prompt + request.tokens + more for request in requests]
+    assert any(len(set(turns)) > 1 for turns in zip(*active, strict=True))
+    assert engine.prefixes.reused_tokens > 100

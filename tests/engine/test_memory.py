@@ -34,11 +34,11 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     def set_limit(prefill: int, decode: int) -> None:
         plain_prefill, plain_decode = BranchExecutor.prefill, BranchExecutor.decode
 
-        def small_prefill(self: Any, chunk: Any) -> Any:
+        def small_prefill(self: Any, chunk: Any, *running: Any) -> Any:
             count = sum(part.count for part in chunk.parts)
             if count > prefill:
                 raise torch.OutOfMemoryError(f"{count} tokens\nand more")
-            return plain_prefill(self, chunk)
+            return plain_prefill(self, chunk, *running)
 
         def small_decode(self: Any, running: Any, slots: Any) -> Any:
             if len(running) > decode:

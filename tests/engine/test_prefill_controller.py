@@ -35,9 +35,9 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     plain = BranchExecutor.prefill
 
-    def counting(self: Any, chunk: Any) -> Any:
+    def counting(self: Any, chunk: Any, *running: Any) -> Any:
         counts.append(sum(part.count for part in chunk.parts if part.member == 1))
-        return plain(self, chunk)
+        return plain(self, chunk, *running)
 
     monkeypatch.setattr(BranchExecutor, "prefill", counting)
     return counts

@@ -8,7 +8,7 @@ import pytest
 
 import tessellm
 from tessellm.engine.engine import Engine
-from tessellm.engine.prefill_pace import LEAST, LEAST_ON_GPU, MOST, RECENT, WITHIN, PrefillPace
+from tessellm.engine.prefill_controller import LEAST, LEAST_ON_GPU, MEASURED, MOST, RECENT, WITHIN, PrefillPace
 from tessellm.engine.requests import Request
 from tessellm.engine.sampling import Sampling
 from tessellm.serve.targets import Targets
@@ -73,7 +73,9 @@ def test_named_experts_and_observers_are_read_in_chunks_too(model: Any) -> None:
 def test_those_who_are_written_to_wait_for_short_chunks_alone(model: Any) -> None:
     engine, fed = paced(model, 8), []
     plain = engine.executor.prefill
-    engine.executor.prefill = lambda chunk: (fed.append(sum(p.count for p in chunk.parts)), plain(chunk))[1]  # type: ignore[method-assign]
+    engine.executor.prefill = lambda chunk, *more: (fed.append(sum(p.count for p in chunk.parts)), plain(chunk, *more))[
+        1
+    ]  # type: ignore[method-assign]
     running = engine.submit([5, 6, 7], LONG)
     engine.step()
     late = engine.submit(prompts(1, 20)[0] * 9, NEW)
@@ -137,20 +139,21 @@ def test_pieces_take_as_long_as_they_may() -> None:
     assert pace.tokens <= 2 * LEAST
 
 
-def test_pieces_grow_though_every_step_has_one_from_the_first_on() -> None:
-    """A server that is busy from the beginning, and one that has had only short steps before it was."""
-    for before in (0, 20):
-        pace, now = PrefillPace(on_gpu=False), [0.0]
-        pace.clock = lambda now=now: now[0]  # type: ignore[method-assign, misc]
-        for number in range(before + RECENT):
-            pace.begin()
-            if number >= before:
-                pace.feed(pace.tokens)
-                now[0] += 0.05 + 0.01 * pace.tokens
-                pace.fed()
-            now[0] += 0.2 if number >= before else 0.05
-            pace.end(decoding=True)
-        assert 0.2 + 0.05 + 0.01 * pace.tokens == pytest.approx(WITHIN * 0.2, abs=0.02)
+def test_chunks_grow_though_prompts_never_end() -> None:
+    """A server that is busy from the beginning: a step now and then goes without a prompt, and is measured."""
+    pace, now, without = PrefillPace(on_gpu=False), [0.0], 0
+    pace.clock = lambda: now[0]  # type: ignore[method-assign]
+    for _ in range(RECENT):
+        pace.begin()
+        if pace.due:
+            without += 1
+        else:
+            pace.feed(pace.tokens)
+            now[0] += 0.05 + 0.01 * pace.tokens
+        now[0] += 0.2
+        pace.end(decoding=True)
+    assert without == 1 + (RECENT - 1) // (MEASURED + 1)
+    assert 0.2 + 0.05 + 0.01 * pace.tokens == pytest.approx(WITHIN * 0.2, abs=0.02)
 
 
 def test_where_a_device_tells_what_pieces_take_none_is_tried() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tessellm
-from tessellm.engine import buffers, preparation
+from tessellm.engine import preparation, sampling
 from tessellm.engine.cuda import compiled_rule, graphs, prompt_graphs
 from tessellm.engine.cuda.graphs import GraphExecutor
 from tessellm.engine.cuda.slot_executor import SlotExecutor
@@ -149,7 +149,7 @@ def test_prompts_are_read_together_before_the_first_request() -> None:
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
     engine, read = captured(Engine(model, slots=16, context=64)), []
     prefill = engine.executor.prefill
-    engine.executor.prefill = lambda chunk: read.append(len(chunk.parts)) or prefill(chunk)  # type: ignore[func-returns-value,method-assign]
+    engine.executor.prefill = lambda chunk, *more: read.append(len(chunk.parts)) or prefill(chunk, *more)  # type: ignore[func-returns-value,method-assign]
     prepare(engine)
     assert read == [1, 4, 16]
 
@@ -227,9 +227,9 @@ def test_one_way_to_choose_that_cannot_be_captured_leaves_the_others_as_they_are
     """Penalties that wait for the host are no reason to read every prompt uncaptured."""
     base = build_model("llama")
     model = tessellm.compose(base, {"a": perturbed(base, 1)}, rule="product")
-    engine, plain = captured(Engine(model, slots=3, context=90), strict=False), buffers.penalised
+    engine, plain = captured(Engine(model, slots=3, context=90), strict=False), sampling.penalised
     monkeypatch.setattr(
-        buffers, "penalised", lambda logp_BV, *given: plain(logp_BV, *given) * logp_BV.new_tensor([1.0])
+        sampling, "penalised", lambda logp_BV, *given: plain(logp_BV, *given) * logp_BV.new_tensor([1.0])
     )
     prepared = prepare(engine)
     found = {(kind[0], kind[-1]) for kind in engine.executor.uncaptured}  # type: ignore[attr-defined]

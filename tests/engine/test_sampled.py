@@ -16,7 +16,7 @@ from tessellm.errors import GenerationError
 
 from chi_square import chi_square_p_value
 from conftest import VOCAB, build_model, perturbed
-from decoding_cases import alone, prompts, unexcused
+from decoding_cases import prompts
 
 PROMPT = [5, 17, 33, 8, 20]
 DRAWS = 2500
@@ -64,18 +64,6 @@ def test_two_sampled_tokens_follow_the_exact_distribution(
     assert not count[right == 0].any()
     assert chi_square_p_value(count, right) > 1e-4
     assert chi_square_p_value(count, wrong) < 1e-4
-
-
-def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch(model: Any) -> None:
-    texts = prompts(10, 40, seed=1)
-    asked = [Sampling(15, 0.0 if n % 3 == 0 else 1.0, 0.9 if n % 2 else 1.0, seed=n) for n in range(10)]
-    expected = [alone(model, text, each).tokens for text, each in zip(texts, asked, strict=True)]
-    for slots in (3, 10):
-        requests = Engine(model, slots=slots).generate(texts, asked)
-        assert [r.tokens for r in requests] == expected
-    assert not unexcused(model, [r for r in requests if r.sampling.temperature == 0])
-    other = Engine(model, slots=3).generate(texts[1:2], Sampling(15, 1.0, seed=99))
-    assert other[0].tokens != expected[1]
 
 
 def test_log_probabilities_are_the_compositions_whatever_the_temperature(model: Any) -> None:

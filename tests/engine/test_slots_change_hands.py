@@ -61,7 +61,7 @@ def test_sequences_move_one_by_one_and_not_while_a_prompt_is_read(model: Any) ->
     move, prefill = engine.executor.move, engine._prefill
     read: list[bool] = []
     engine.executor.move = lambda *given: (moved.append(given[0]), move(*given))[1]  # type: ignore[method-assign]
-    engine._prefill = lambda: (read.append(True), prefill())[1]  # type: ignore[method-assign]
+    engine._prefill = lambda *given: (read.append(True), prefill(*given))[1]  # type: ignore[method-assign]
     moves_before = steps_with_moves = 0
     while engine.busy:
         if all(request.done for request in requests[:8]) and len(requests) < 18:

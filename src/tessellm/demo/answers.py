@@ -89,15 +89,5 @@ def _add_pieces(model: ComposedForCausalLM, answer: DemoAnswer, request: Request
         text = tokenizer.decode(request.tokens[:count], skip_special_tokens=True)
         if len(text) > len(shown) and not text.endswith(UNFINISHED):
             answer.pieces.append(text[len(shown) :])
-            answer.belief_TM.append(_by_member(view["belief"], request, len(model.members)))
+            answer.belief_TM.append(view["belief"])
             shown = text
-
-
-def _by_member(shares: list[float], request: Request, count: int) -> list[float]:
-    """Give each share to its member; one that is not active has none."""
-    if len(shares) == count or request.components is None:
-        return shares
-    found = [0.0] * count
-    for member, share in zip(request.components.members, shares, strict=True):
-        found[member] = share
-    return found

@@ -1,7 +1,8 @@
 """BranchExecutor: runs the active members of each sequence, and no others. Synchronous; what a CPU runs.
 
     enter      a branch of the base where the prompt is to be routed, else one of every active member
-    prefill    at the end of a routed prompt the active members' branches follow; a base outside the set leaves
+    prefill    parts of prompts and the running sequences in one forward, which reads the weights once; at the end of a
+               routed prompt the active members' branches follow, and a base outside the set leaves
     decode     one forward over the branches of all sequences; mix, sample, update π
     verify     the same over drafts
 
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..model import ComposedForCausalLM
-from .buffers import SamplingBuffers
 from .components import Components
 from .executor import Executor, Pending, StepResult, Views
 from .members.branches import BranchTokens, branch_logp
@@ -26,10 +26,13 @@ from .prefill_controller import Chunk, PromptPart
 from .prefixes import Prefixes
 from .requests import Branch, Request
 from .routes import Routes
+from .sampling import SamplingBuffers
 
 
 class BranchExecutor(Executor):
     """Runs what is meant."""
+
+    joint = True
 
     def __init__(
         self, model: ComposedForCausalLM, groups: Sequence[Group], routes: Routes, prefixes: Prefixes, slots: int
@@ -58,25 +61,27 @@ class BranchExecutor(Executor):
     def rows(self, running: Sequence[Request], slots: Sequence[int]) -> int:
         return sum(len(request.branches) for request in running)
 
-    def prefill(self, chunk: Chunk) -> Pending:
+    def prefill(self, chunk: Chunk, running: Sequence[Request] = (), slots: Sequence[int] = ()) -> Pending:
         parts = chunk.parts
         branches = [
             BranchTokens(part.member, part.slot, part.tokens, part.branch.computed, int(part.is_last)) for part in parts
         ]
-        routing = [part.request.components is None for part in parts]
+        branches += self._next_tokens(running, slots, [[]] * len(running))
+        routing = [*(part.request.components is None for part in parts), *[False] * (len(branches) - len(parts))]
         if any(routing):
             logp, energies = self.routes.read(self.groups, branches, routing)
         else:
-            logp, energies = branch_logp(self.groups, branches), [None] * len(parts)
-        for part, logp_TV, energy_TK in zip(parts, logp, energies, strict=True):
+            logp, energies = branch_logp(self.groups, branches), [None] * len(branches)
+        for part, logp_TV, energy_TK in zip(parts, logp, energies, strict=False):
             self._note(part, logp_TV, energy_TK)
-        slots = {part.request: part.slot for part in parts if part.request.is_read}
-        routed = [request for request in slots if request.components is None]
+        read = {part.request: part.slot for part in parts if part.request.is_read}
+        routed = [request for request in read if request.components is None]
         for request, route in zip(routed, self.routes.route(routed), strict=True):
             request.route = route
             self._activate(request, self.routes.table.by_route(route))
-        ready = [request for request in slots if request.is_read]
-        return self._first_tokens(ready, [slots[request] for request in ready])
+        ready = [request for request in read if request.is_read]
+        rows = [self._first_rows(request) for request in ready] + _by_sequence(running, logp[len(parts) :])
+        return self._pending([*ready, *running], [*(read[request] for request in ready), *slots], rows)
 
     def _note(self, part: PromptPart, logp_TV: Tensor, energy_TK: Tensor | None) -> None:
         """Note what a part of a prompt left: tokens in the row, energies, log-probabilities behind the last."""
@@ -94,13 +99,14 @@ class BranchExecutor(Executor):
         branch.logp_V = logp_TV[-1] if part.is_last else None
         branch.computed = last + 1
 
-    def _first_tokens(self, requests: Sequence[Request], slots: Sequence[int]) -> Pending:
-        """Choose the tokens behind prompts that all branches have read."""
-        rows = [[branch.logp_V[None] for branch in request.branches.values()] for request in requests]  # type: ignore[index]
-        for request in requests:
-            for branch in request.branches.values():
-                branch.logp_V, branch.energies = None, []
-        return self._pending(requests, slots, rows)
+    def _first_rows(self, request: Request) -> list[Tensor]:
+        """Return the log-probabilities behind a prompt that all branches have read, by member, [1, V]."""
+        rows = []
+        for branch in request.branches.values():
+            assert branch.logp_V is not None
+            rows.append(branch.logp_V[None])
+            branch.logp_V, branch.energies = None, []
+        return rows
 
     def decode(self, running: Sequence[Request], slots: Sequence[int]) -> Pending:
         return self._pending(running, slots, self._forward(running, slots, [[]] * len(running)))
@@ -109,14 +115,17 @@ class BranchExecutor(Executor):
         self, running: Sequence[Request], slots: Sequence[int], drafts: Sequence[Sequence[int]]
     ) -> list[list[Tensor]]:
         """Read the last token of every sequence, and its draft: log-probabilities by sequence and member, [T, V]."""
-        branches = []
-        for request, slot, draft in zip(running, slots, drafts, strict=True):
-            tokens = [request.tokens[-1], *draft]
-            branches += [
-                BranchTokens(member, slot, tokens, request.kv_len - 1, len(tokens)) for member in request.branches
-            ]
-        logp = iter(branch_logp(self.groups, branches))
-        return [[next(logp) for _ in request.branches] for request in running]
+        return _by_sequence(running, branch_logp(self.groups, self._next_tokens(running, slots, drafts)))
+
+    def _next_tokens(
+        self, running: Sequence[Request], slots: Sequence[int], drafts: Sequence[Sequence[int]]
+    ) -> list[BranchTokens]:
+        """List what every branch reads next: the last token of its sequence, and a draft."""
+        return [
+            BranchTokens(member, slot, [request.tokens[-1], *draft], request.kv_len - 1, 1 + len(draft))
+            for request, slot, draft in zip(running, slots, drafts, strict=True)
+            for member in request.branches
+        ]
 
     def _pending(self, requests: Sequence[Request], slots: Sequence[int], rows: list[list[Tensor]]) -> Pending:
         """Choose a token for every sequence from its members' log-probabilities."""
@@ -134,7 +143,7 @@ class BranchExecutor(Executor):
         views: Views = {}
         for n, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             if request.observer is not None:
-                views[request] = [observe(request, rows[n], logp_BV[n], token)]
+                views[request] = [observe(request, rows[n], logp_BV[n], token, len(self.model.members))]
             update_posterior(request, parts[n], token)
             if request.penalised:
                 self.slots.counts[0][slots[n], token] += 1
@@ -188,9 +197,15 @@ class BranchExecutor(Executor):
         token_1, logprob_1 = self.slots.choose(logp_1V, [slot], position_1, request.sampling.choice)
         token = int(token_1)
         if request.observer is not None:
-            views.setdefault(request, []).append(observe(request, rows, logp_1V[0], token))
+            views.setdefault(request, []).append(observe(request, rows, logp_1V[0], token, len(self.model.members)))
         update_posterior(request, part_C1V, token)
         return token, float(logprob_1)
+
+
+def _by_sequence(requests: Sequence[Request], logp: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Share out log-probabilities of branches, one sequence's behind another's."""
+    rows = iter(logp)
+    return [[next(rows) for _ in request.branches] for request in requests]
 
 
 def mix_rows(requests: Sequence[Request], rows: Sequence[Sequence[Tensor]]) -> tuple[Tensor, list[Tensor]]:

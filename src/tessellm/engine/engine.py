@@ -108,21 +108,29 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Run one forward over prompts, then one over all sequences; return the requests to which tokens came or that
-        ended."""
+        """Run a forward over prompts and one over all sequences, which may be the same; return the requests to which
+        tokens came or that ended."""
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)  # a thread begins with the first one
         executor, pace = self.executor, self.controller.pace
-        decoding, pending = bool(self._running()), bool(self._pending)
+        running, pending = self._running(), bool(self._pending)
         if pace is not None:
             pace.begin()
         if self.waiting and None in self.in_slot:
             self._admit()
-        prefilled = None
+        prefilled, joint = None, executor.joint and self.speculator is None
         if any(request is not None and not request.scheduled for request in self.in_slot):
-            self._collect(executor.in_flight, prefilled := self._prefill())
-            if pace is not None:
-                pace.fed()
+            self._collect(executor.in_flight, prefilled := self._prefill(running if joint else []))
+        if prefilled is None or not joint:
+            self._decode_all(prefilled, pending)
+        if pace is not None:
+            pace.end(bool(running))
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _decode_all(self, prefilled: Pending | None, pending: bool) -> None:
+        """Run one forward over all sequences. `pending`: some results were on their way when the step began."""
+        executor = self.executor
         if prefilled is None or not executor.in_flight:  # running requests have waited for the prompt already
             self._compact()
         if self.speculator and self.speculator.is_on(self._running()):
@@ -131,10 +139,6 @@ class Engine:
                 self._collect(0, self._decode(self.speculator))
         else:
             self._collect(executor.in_flight, self._decode(None))
-        if pace is not None:
-            pace.end(decoding)
-        changed, self._changed = list(self._changed), {}
-        return changed
 
     def _running(self) -> list[Request]:
         return [request for request in self.in_slot if request is not None and request.scheduled]
@@ -163,13 +167,17 @@ class Engine:
         most = max(0, self.most_rows - (len(self.in_slot) - len(free)))
         return [slot for slot in free if slot not in written][:most]
 
-    def _prefill(self) -> Pending | None:
-        """Read the next chunk of the prompts in the slots; at their ends the first tokens are chosen."""
+    def _slots_of(self, running: Sequence[Request]) -> list[int]:
+        return [slot for slot, request in enumerate(self.in_slot) if request in running]
+
+    def _prefill(self, running: list[Request]) -> Pending | None:
+        """Read the next chunk of the prompts in the slots; at their ends the first tokens are chosen. Running requests
+        are decoded in the same forward."""
         chunk = self.controller.next(self.in_slot, bool(self.waiting), self.executor.copy)
         if chunk is None:
             return None
         try:
-            return self.executor.prefill(chunk)
+            return self.executor.prefill(chunk, running, self._slots_of(running))
         except torch.OutOfMemoryError as error:
             return_memory()
             if not self.controller.read_less(chunk):
@@ -180,10 +188,10 @@ class Engine:
 
     def _decode(self, speculator: Speculator | None) -> Pending | None:
         """Add a token to every sequence, or several to each by drafts."""
-        slots = [slot for slot, request in enumerate(self.in_slot) if request is not None and request.scheduled]
+        running = self._running()
+        slots = self._slots_of(running)
         if not slots:
             return None
-        running = self._running()
         try:
             if speculator is None:
                 return self.executor.decode(running, slots)

@@ -44,6 +44,7 @@ class Executor:
     in_flight = 0  # forwards that may be on their way while the next is prepared
     moves = False  # whether sequences move into the first slots, so that a step has fewer rows
     padded = False  # whether rows of a prefill are padded to the longest
+    joint = False  # whether a forward over prompts decodes running requests, too
     few_shapes = False  # rather some rows more than another number of rows
     sealed = False  # all that requests can meet was prepared
     captures = 0
@@ -63,8 +64,9 @@ class Executor:
     def clear(self, slot: int) -> None:
         """Make a slot's cells finite, where a forward multiplies cells that it masks."""
 
-    def prefill(self, chunk: Chunk) -> Pending:
-        """Read parts of prompts; choose the first tokens of those that all branches have read."""
+    def prefill(self, chunk: Chunk, running: Sequence[Request] = (), slots: Sequence[int] = ()) -> Pending:
+        """Read parts of prompts; choose the first tokens of those that all branches have read. Where it is joint, add a
+        token to every running sequence in the same forward."""
         raise NotImplementedError
 
     def decode(self, running: Sequence[Request], slots: Sequence[int]) -> Pending:
@@ -114,3 +116,9 @@ class Executor:
     def chunk_seconds(self) -> dict[int, float]:
         """Return the device's seconds for chunks of prompts, by their tokens, where it tells."""
         return {}
+
+
+def row_bucket(needed: int, few: bool = False) -> int:
+    """Round rows up to a power of two; to `few` numbers: 1, 4, 16, and powers of two from there on."""
+    power = (needed - 1).bit_length()
+    return 1 << (power + power % 2 if few and power < 4 else power)

@@ -1,19 +1,22 @@
 """PrefillController: which prompts are read next and how much of each, so that others go on while a long one is read.
 
 Prompts are read in chunks, several at a time, in the order in which they came. For people who watch (`keep_pace`),
-chunks are so short that running requests hardly notice. When memory runs out, fewer are read at once, then in shorter
-chunks. Knows token ids, slots and branches; executors compute.
+chunks are so short that running requests hardly notice: the chunk size bounds the inter-token latency, and is learnt
+from how long steps take. When memory runs out, fewer are read at once, then in shorter chunks. Knows token ids, slots,
+branches and a clock; executors compute.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .prefill_pace import PrefillPace
 from .prefixes import Copy, Prefixes
 from .requests import Branch, Request
 
@@ -23,6 +26,13 @@ CHUNK_ON_GPU = 2048  # there, starting the kernels of a forward takes as long as
 PASS_TOKENS_ON_GPU = 4096
 MOST_PADDED = 1.5  # padded tokens of a forward over its real ones
 SMALLEST_CHUNK = 16
+WITHIN = 2.2  # times as long as a step without prompts, and as the median of the last steps, one with prompts may take
+RECENT = 128  # steps of which the median is taken
+LEAST, MOST = 4, 256  # tokens of a paced chunk
+LEAST_ON_GPU, MOST_ON_GPU = 64, 2048  # there fewer take as long; powers of two, which are captured
+NEWEST = 0.3  # weight of the last measurement of a step
+AT_ONCE = 2.0  # factor by which a chunk may become larger or smaller than the one before
+MEASURED = 16  # steps with prompts in a row, after which one goes without, to be measured
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,8 @@ class PrefillController:
         if not rows or (queued and self._waits(list(rows.values()), in_slot)):
             return None
         paced = self.pace.tokens if self.pace and any(r is not None and r.scheduled for r in in_slot) else None
+        if paced and self.pace and self.pace.due:
+            return None
         most = self.pass_tokens if paced is None else min(paced, self.pass_tokens)
         parts: list[PromptPart] = []
         for slot, request in sorted(rows.items(), key=lambda row: row[1].number):
@@ -143,3 +155,57 @@ class PrefillController:
         else:
             return False
         return True
+
+
+class PrefillPace:
+    """Watches steps. Chunks grow and shrink until they add as much time as they may."""
+
+    def __init__(self, on_gpu: bool, seconds: Mapping[int, float] | None = None):
+        """`seconds` of chunks of so many tokens, where the device tells: then nothing need be tried."""
+        self.seconds = seconds or {}
+        self.least, self.most = (LEAST_ON_GPU, MOST_ON_GPU) if on_gpu else (LEAST, MOST)
+        self.tokens, self.on_gpu = self.least, on_gpu
+        # on a CPU the thread's own time: what else the machine does is not taken for a cost
+        self.clock = time.perf_counter if on_gpu else time.thread_time
+        self._step: float | None = None  # seconds of steps without prompts
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds with them and without
+        self._began, self._fed, self._in_a_row = 0.0, 0, 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step should go without prompts, to be measured: on a CPU, whose forwards read prompts and
+        decode together."""
+        return not self.on_gpu and (self._step is None or self._in_a_row >= MEASURED)
+
+    def begin(self) -> None:
+        """Note that a step begins."""
+        self._began, self._fed = self.clock(), 0
+
+    def feed(self, tokens: int) -> None:
+        """Note that the step feeds so many tokens of prompts, padding included."""
+        self._fed = tokens
+
+    def end(self, decoding: bool) -> None:
+        """Learn from the step that ends; `decoding`: running requests got tokens in it."""
+        seconds = self.clock() - self._began
+        if not decoding:
+            return
+        self._recent.append(seconds)
+        self._in_a_row = self._in_a_row + 1 if self._fed else 0
+        if not self._fed:
+            self._step = seconds if self._step is None else self._step + NEWEST * (seconds - self._step)
+        if not self._step:
+            return
+        allowed = max(0.0, WITHIN * min(self._step, statistics.median(self._recent)) - self._step)
+        if self.seconds:
+            fitting = [tokens for tokens, took in self.seconds.items() if took <= allowed]
+            self.tokens = max(fitting, default=self.least)
+        elif self._fed:
+            self._learn(allowed / max(seconds - self._step, 1e-9))
+
+    def _learn(self, share: float) -> None:
+        """Feed more or less from now on. `share`: how much longer than this time it might have taken."""
+        if share < 1 or self._fed >= self.tokens // 2:  # a short rest of a prompt tells little
+            wanted = max(1, int(self._fed * min(AT_ONCE, max(1 / AT_ONCE, share))))
+            wanted = 1 << (wanted.bit_length() - 1) if self.on_gpu else wanted
+            self.tokens = max(self.least, min(self.most, wanted))

@@ -41,7 +41,6 @@ class Request:
     experts: Mapping[str, float] | None = None  # weights by name, the one component; None: as the composition mixes
     observer: Observer | None = None
     observes_all: bool = False  # every member runs for the observer, also those that are not active
-    user: slice | None = None  # the last user message in the prompt; None: by the template's markers
     number: int = field(default_factory=_NUMBERS.__next__)
     tokens: list[int] = field(default_factory=list)  # written so far, an end token included
     logprobs: list[float] = field(default_factory=list)  # per token, under the composition

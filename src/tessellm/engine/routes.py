@@ -38,9 +38,13 @@ class Routes:
         branches of the base that are being routed."""
         home = next(group for group in groups if 0 in group.members)
         tree = home.module if isinstance(home.module, torch.nn.Module) else self.model.base
-        with self.router.tap(tree) as tap:
-            logp = branch_logp(groups, branches, by_modules=True)
-            energy_NK = tap.take()[0]
+        home.tapped = True
+        try:
+            with self.router.tap(tree) as tap:
+                logp = branch_logp(groups, branches)
+                energy_NK = tap.take()[0]
+        finally:
+            home.tapped = False
         found: list[Tensor | None] = [None] * len(branches)
         begin = 0  # the base's tokens come first, by slot
         for n in sorted((n for n, b in enumerate(branches) if b.member == 0), key=lambda n: branches[n].slot):
@@ -56,23 +60,19 @@ class Routes:
         with self.router.tap(self.model.base) as tap:
             self.model.member_logits("base", ids_1T, None, 1, {})
             energy_TK = tap.take()[0]
-        return self._route([RoutedPrompt(request.prompt, self._user(request), energy_TK)])[0]
+        return self._route([self._prompt(request, energy_TK)])[0]
 
     def route(self, requests: Sequence[Request]) -> list[Route]:
         """Route prompts that the base has read."""
-        prompts = [
-            RoutedPrompt(request.prompt, self._user(request), torch.cat(request.branches[0].energies))
-            for request in requests
-        ]
+        prompts = [self._prompt(request, torch.cat(request.branches[0].energies)) for request in requests]
         return self._route(prompts) if prompts else []
 
     def _route(self, prompts: Sequence[RoutedPrompt]) -> list[Route]:
         names = [self.table.names[number] for number in self.table.candidates]
         return [route.among(names) for route in self.router.route(prompts)]
 
-    def _user(self, request: Request) -> slice:
-        """Return the span of the last user message; the whole prompt where no template marks it."""
-        if request.user is not None:
-            return request.user
-        markers: Any = getattr(self.model, "markers", None)
-        return slice(0, len(request.prompt)) if markers is None else markers.read(request.prompt).user
+    def _prompt(self, request: Request, energy_TK: Tensor) -> RoutedPrompt:
+        """Return a prompt as the router sees it: up to where the answer begins, even if the client began it."""
+        ids, message = request.prompt, self.model.markers.read(request.prompt)
+        end = len(ids) if message.answer is None else message.answer
+        return RoutedPrompt(ids[:end], message.user, energy_TK[:end])

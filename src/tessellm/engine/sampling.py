@@ -1,6 +1,9 @@
 """Choose the next token: greedily, or sampled with noise that depends on the request's seed and position alone.
 
 So a sampled text does not depend on which other requests are in the batch. Runs on the device, never waits for it.
+`SamplingBuffers` holds the parameters of all slots there: a captured forward is a function of such tensors alone.
+
+Shapes: S slots, B rows of a forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +62,69 @@ class Sampling:
         if self.frequency_penalty or self.presence_penalty:
             choice = TokenChoice.PENALISED
         object.__setattr__(self, "choice", choice)
+
+
+@dataclass(frozen=True)
+class SamplingBuffers:
+    """How the tokens of each slot are chosen."""
+
+    temperature_S: Tensor
+    top_p_S: Tensor
+    seed_S: Tensor
+    top_k_S: Tensor
+    frequency_S: Tensor
+    presence_S: Tensor
+    given: list[Sampling | None]  # per slot, the parameters that the buffers hold
+    counts: list[Tensor] = field(default_factory=list)  # times that each token was written, [S, V], if one is penalised
+
+    @staticmethod
+    def empty(slots: int, device: torch.device) -> SamplingBuffers:
+        zero_S, whole_S = torch.zeros(slots, device=device), torch.zeros(slots, dtype=torch.long, device=device)
+        return SamplingBuffers(
+            temperature_S=zero_S,
+            top_p_S=torch.ones_like(zero_S),
+            seed_S=whole_S,
+            top_k_S=whole_S.clone(),
+            frequency_S=zero_S.clone(),
+            presence_S=zero_S.clone(),
+            given=[None] * slots,
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """List the buffers that forwards and moves change."""
+        own = [self.temperature_S, self.top_p_S, self.seed_S, self.top_k_S, self.frequency_S, self.presence_S]
+        return [*own, *self.counts]
+
+    def enter(self, slot: int, sampling: Sampling, vocabulary: int) -> None:
+        """Write a request's parameters, as far as the slot does not hold them: each number is a launch on a GPU.
+        Filled: an item that is set to a number waits for all that the device does."""
+        old, wanted = self.given[slot], {"temperature": self.temperature_S, "top_p": self.top_p_S, "seed": self.seed_S}
+        penalties = {"frequency_penalty": self.frequency_S, "presence_penalty": self.presence_S}
+        for name, buffer in (wanted | penalties | {"top_k": self.top_k_S}).items():
+            if old is None or getattr(old, name) != getattr(sampling, name):
+                buffer[slot].fill_(getattr(sampling, name))
+        self.given[slot] = sampling
+        if sampling.choice is TokenChoice.PENALISED:
+            self.count_tokens(vocabulary)
+            self.counts[0][slot].fill_(0.0)
+
+    def count_tokens(self, vocabulary: int) -> None:
+        """Make room for counts of what was written."""
+        if not self.counts:
+            self.counts.append(self.temperature_S.new_zeros(len(self.temperature_S), vocabulary))
+
+    def choose(self, logp_BV: Tensor, at: Any, position_B: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
+        """Choose the token at a position of each of the slots `at`; its log-probability."""
+        if choice is TokenChoice.GREEDY:
+            logprob_B, token_B = logp_BV.max(-1)
+            return token_B, logprob_B
+        noise_B = uniform(self.seed_S[at], position_B)
+        chosen_BV = logp_BV
+        if choice is TokenChoice.PENALISED:
+            chosen_BV = penalised(logp_BV, self.counts[0][at], self.frequency_S[at], self.presence_S[at])
+        token_B = choose(chosen_BV, self.temperature_S[at], self.top_p_S[at], self.top_k_S[at], noise_B, choice)
+        return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:

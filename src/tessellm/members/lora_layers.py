@@ -8,12 +8,18 @@ from torch import Tensor, nn
 
 
 class LoraDelta(NamedTuple):
-    """A linear layer and the delta B A on it: A is [rank, in], B [out, rank], scaling already in B."""
+    """A linear layer and the delta s B A on it: A is [rank, in], B [out, rank]. The tensors are PEFT's own."""
 
     base_layer: nn.Module
     down_RI: Tensor
-    up_OR: Tensor
-    is_plain: bool  # the layer computes its base plus B A x, nothing else
+    raw_OR: Tensor
+    scale: float
+    is_plain: bool  # the layer computes its base plus s B A x, nothing else
+
+    @property
+    def up_OR(self) -> Tensor:
+        """Return s B."""
+        return self.raw_OR if self.scale == 1 else self.raw_OR * self.scale
 
 
 def read_lora(module: nn.Module) -> LoraDelta | None:
@@ -28,4 +34,4 @@ def read_lora(module: nn.Module) -> LoraDelta | None:
     has_variant = getattr(layer, "lora_variant", {}).get(name) is not None  # DoRA and the like
     down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
     is_plain = is_linear and not has_variant and layer.lora_B[name].bias is None
-    return LoraDelta(layer.base_layer, down.detach(), (up * layer.scaling[name]).detach(), is_plain)
+    return LoraDelta(layer.base_layer, down.detach(), up.detach(), float(layer.scaling[name]), is_plain)

@@ -1,4 +1,4 @@
-"""What a composition is, as it is written to config.json. Knows no weights and no tensors."""
+"""What a composition is, as config.json holds it. Knows no weights and no tensors."""
 
 from __future__ import annotations
 

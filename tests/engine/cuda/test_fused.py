@@ -16,13 +16,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
 import tessellm
-from tessellm.engine.buffers import TokenBatch
 from tessellm.engine.cuda.fused import decoder, layers, low, products
 from tessellm.engine.cuda.fused.decoder import FusedDecoder, fuse
+from tessellm.engine.cuda.slot_pass import TokenBatch, member_logits
 from tessellm.engine.engine import Engine
 from tessellm.engine.members import groups
 from tessellm.engine.members.attention import SlotCache
-from tessellm.engine.members.groups import member_logits
 from tessellm.engine.sampling import Sampling
 from tessellm.members.adapters import share
 

@@ -13,13 +13,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("run with TRITON_INTERPRET=1 (make test-kernels), or on a GPU", allow_module_level=True)
 
-from tessellm.engine.buffers import TokenBatch
 from tessellm.engine.cuda.fused import layers, products, prompts
 from tessellm.engine.cuda.fused.decoder import fuse
 from tessellm.engine.cuda.fused.library import multiply
+from tessellm.engine.cuda.slot_pass import TokenBatch, member_logits
 from tessellm.engine.engine import Engine
 from tessellm.engine.members import groups
-from tessellm.engine.members.groups import member_logits
 from tessellm.engine.sampling import Sampling
 from tessellm.model.variants import with_rule
 

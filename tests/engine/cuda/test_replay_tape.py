@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessellm.engine import buffers
-from tessellm.engine.buffers import SamplingBuffers
+from tessellm.engine import sampling
 from tessellm.engine.engine import Engine
-from tessellm.engine.sampling import Sampling
+from tessellm.engine.sampling import Sampling, SamplingBuffers
 
 from captured_steps import TapeRecorder, captured
 from decoding_cases import composition, prompts
@@ -64,13 +63,13 @@ def test_an_engine_whose_pass_reads_a_counter_of_the_host_writes_other_texts(
     frozen: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planted fault: noise by the host's count of steps, in place of the position on the device."""
-    plain, calls = buffers.uniform, []
+    plain, calls = sampling.uniform, []
 
     def counted(seed_B: Tensor, position_B: Tensor) -> Tensor:
         calls.append(1)
         return plain(seed_B, torch.full_like(position_B, len(calls)) if frozen else position_B)
 
-    monkeypatch.setattr(buffers, "uniform", counted)
+    monkeypatch.setattr(sampling, "uniform", counted)
     model, asked = composition("llama", tmp_path, rule="product"), Sampling(20, 1.0, seed=1, ignore_end=True)
 
     def written(engine: Engine) -> list[int]:

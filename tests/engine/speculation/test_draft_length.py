@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from tessellm.engine.buffers import row_bucket
+from tessellm.engine.executor import row_bucket
 from tessellm.engine.speculation.draft_length import AcceptanceCount, AcceptanceRates, Counts, Pace, expected
 
 LENGTHS = (1, 2, 4, 8)

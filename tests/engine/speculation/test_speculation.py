@@ -16,32 +16,8 @@ from tessellm.engine.speculation import Speculation
 from tessellm.errors import EngineError
 
 from chi_square import chi_square_p_value
-from decoding_cases import KINDS, composition, prompts
+from decoding_cases import prompts
 from speculation_cases import agreeing, bias, drafting, repeating, texts, tiny
-
-
-def greedy(count: int) -> list[Sampling]:
-    return [Sampling(max_new_tokens=3 + i) for i in range(count)]
-
-
-def warm(count: int) -> list[Sampling]:
-    return [Sampling(3 + i, (0.0, 0.7, 1.0)[i % 3], (1.0, 0.9)[i % 2], seed=i) for i in range(count)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_writes_what_the_engine_writes_without(kind: str, tmp_path: Path) -> None:
-    model = composition(kind, tmp_path, rule="product")
-    asked, given = [*greedy(8), *warm(8)], repeating(16)
-    expected = Engine(model, slots=16).generate(given, asked)
-    for slots in (1, 4, 16):
-        engine = drafting(model, slots, 5)
-        found = engine.generate(given, asked)
-        assert texts(found) == texts(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert one.finish_reason == other.finish_reason
-            torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=1e-4, rtol=0)
-        assert engine.speculator is not None
-        assert engine.speculator.drafted > engine.speculator.accepted
 
 
 def test_an_end_inside_a_draft_ends_the_text_and_frees_the_slot() -> None:

@@ -1,11 +1,11 @@
 """CpuDecoder: a decode step of a group of members on a CPU in few tensor operations.
 
 Computes what the module computes, over the same KV cache, without the overhead of Hugging Face's modules: layers
-that read one input are one product where their weights are packed, deltas that read one input are one product each way,
-and nothing is made that a step does not need. A row is a member reading a sequence; rows of a member lie side by side.
+that read one input are one product where their weights are packed, and nothing is made that a step does not need. A row
+is a member reading a sequence; rows of a member lie side by side.
 
 Shapes: R rows, I inputs and O outputs of a layer, H key-value heads, G query heads that share one, D head size, V
-vocabulary, L rank of a delta.
+vocabulary. Of a delta, R is the rank.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # others depend on the len
 LAYERS = (nn.Linear, Float32Head, CpuLinear, PackedLinear)
 
 
-class InputDelta(NamedTuple):
-    """A member's deltas on the layers that read one input: y += (x A) B. In float32 at least: small products of
-    bfloat16 take twenty times as long on a CPU."""
+class Delta(NamedTuple):
+    """A member's delta on one layer, y += s B (A x), and the columns of its outputs among those that are computed
+    together. The weights are the member's own; in float32 at least: small products of bfloat16 take twenty times as
+    long on a CPU."""
 
-    down_IL: Tensor
-    up_LO: Tensor
+    down_IR: Tensor
+    up_RO: Tensor
+    scale: float
+    columns: slice
 
 
 class Projections:
@@ -43,39 +46,30 @@ class Projections:
     def __init__(self, layers: Sequence[nn.Module]):
         own: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
         self.layers: Sequence[nn.Module] = [JoinedLinear(own)] if JoinedLinear.fits(own) else own
-        widths = [layer.out_features for layer in own]
-        shared = next((layer for layer in layers if isinstance(layer, SharedWithDeltas)), None)
-        self.deltas = [_delta(layers, widths, m) for m in range(shared.members if shared else 0)]
+        self.deltas: dict[int, list[Delta]] = {}  # by member
+        begin = 0
+        for layer, width in zip(layers, (each.out_features for each in own), strict=True):
+            for member, delta in enumerate(layer.deltas if isinstance(layer, SharedWithDeltas) else ()):
+                if delta is not None:
+                    dtype = torch.promote_types(delta.raw_OR.dtype, torch.float32)
+                    down_IR, up_RO = delta.down_RI.to(dtype).T, delta.raw_OR.to(dtype).T
+                    found = Delta(down_IR, up_RO, delta.scale, slice(begin, begin + width))
+                    self.deltas.setdefault(member, []).append(found)
+            begin += width
 
     def __call__(self, x_RI: Tensor, segments: Sequence[Segment]) -> Tensor:
         y_RO: Tensor = self.layers[0](x_RI)
         if len(self.layers) > 1:
             y_RO = torch.cat([y_RO, *(layer(x_RI) for layer in self.layers[1:])], -1)
         for member, begin, end in segments if self.deltas else ():
-            if (delta := self.deltas[member]) is not None:
-                y_RO[begin:end] += x_RI[begin:end].to(delta.down_IL.dtype) @ delta.down_IL @ delta.up_LO
+            if member in self.deltas:
+                own_RI, own_RO = x_RI[begin:end].to(self.deltas[member][0].up_RO.dtype), y_RO[begin:end]
+                for down_IR, up_RO, scale, columns in self.deltas[member]:
+                    if own_RO.dtype == up_RO.dtype:
+                        own_RO[:, columns].addmm_(own_RI @ down_IR, up_RO, alpha=scale)
+                    else:
+                        own_RO[:, columns] += (own_RI @ down_IR) @ up_RO * scale
         return y_RO
-
-
-def _delta(layers: Sequence[nn.Module], widths: Sequence[int], member: int) -> InputDelta | None:
-    """Join a member's deltas on layers of one input: A side by side, B along a diagonal."""
-    given = [
-        (layer, sum(widths[:n]))
-        for n, layer in enumerate(layers)
-        if isinstance(layer, SharedWithDeltas) and layer.ranks[member]
-    ]
-    if not given:
-        return None
-    ranks = [layer.ranks[member] for layer, _ in given]
-    dtype = torch.promote_types(given[0][0].up_MRO.dtype, torch.float32)
-    up_LO = torch.zeros(sum(ranks), sum(widths), dtype=dtype)
-    row = 0
-    for (layer, column), rank in zip(given, ranks, strict=True):
-        own_LO = layer.up_MRO[member, :rank]
-        up_LO[row : row + rank, column : column + own_LO.shape[1]] = own_LO
-        row += rank
-    down_IL = torch.cat([layer.down_MIR[member, :, : layer.ranks[member]] for layer, _ in given], -1)
-    return InputDelta(down_IL.to(dtype).contiguous(), up_LO)
 
 
 class Norm(nn.Module):

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ...errors import first_line
 from ...model import ComposedForCausalLM
-from ..buffers import row_bucket
-from ..executor import StepResult
+from ..executor import StepResult, row_bucket
 from ..requests import Request
 from ..routes import Routes
 from ..sampling import TokenChoice

@@ -21,10 +21,10 @@ from torch import Tensor
 from ...rules import BaseRule, ComposedRule, normalise, normalised
 from ...rules.components import mix_components, update
 from ...rules.equation import LOG_FLOOR
-from ..buffers import RowOrder, TokenBatch
-from ..members.groups import Group, member_logits
+from ..members.groups import Group
 from ..sampling import TokenChoice
 from .slot_buffers import Mixing, SlotBuffers
+from .slot_pass import RowOrder, TokenBatch, member_logits
 
 Logits = Sequence[Tensor] | Tensor
 Combined = tuple[Tensor, Tensor]  # composed log-probabilities, members with NaN

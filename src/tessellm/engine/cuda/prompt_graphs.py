@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..buffers import TokenBatch
-from ..prefill_pace import LEAST_ON_GPU
+from ..prefill_controller import LEAST_ON_GPU
 from ..sampling import TokenChoice
 from .passes import Workspace, prefill
 from .slot_buffers import Mixing
+from .slot_pass import TokenBatch
 
 MOST_TOKENS = 1024  # padded tokens of a pass; a larger one computes for as long as its kernels take to start
 MOST_NUMBERS = 1 << 27  # log-probabilities that the rule reads: it makes several such tensors, which graphs keep

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...errors import FastPathError
-from ..buffers import SamplingBuffers
 from ..components import Components
+from ..sampling import SamplingBuffers
 
 
 class Mixing(Enum):

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ...errors import EngineError
 from ...model import ComposedForCausalLM
-from ..buffers import RowOrder, TokenBatch
 from ..executor import Executor, Pending, StepResult, Views
-from ..members.groups import Group, member_logits
+from ..members.groups import Group
 from ..observing import observe
 from ..prefill_controller import Chunk
 from ..requests import ALL, Branch, Request
@@ -28,6 +27,7 @@ from ..speculation import LONGEST
 from .compiled_rule import compiled_runner
 from .passes import Mixed, RuleRunner, Seen, Workspace, combine, decide, decode_step, prefill
 from .slot_buffers import Mixing, SlotBuffers, laid_out
+from .slot_pass import RowOrder, TokenBatch, member_logits
 from .verification import DraftBuffers, verify
 
 
@@ -78,7 +78,8 @@ class SlotExecutor(Executor):
         alike = own is not None and all(request.components == own for request in requests)
         return Mixing.RULE if alike else Mixing.COMPONENTS
 
-    def prefill(self, chunk: Chunk) -> Pending:
+    def prefill(self, chunk: Chunk, running: Sequence[Request] = (), slots: Sequence[int] = ()) -> Pending:
+        assert not running
         requests, slots = [part.request for part in chunk.parts], [part.slot for part in chunk.parts]
         token_BT, position_BT = chunk.padded()
         last = chunk.is_last
@@ -123,8 +124,9 @@ class SlotExecutor(Executor):
         fetch = self.fetch(slots)
         if seen:
             token_S, (logp_MBV, logp_BV) = self.work.slots.token_S, seen[0]
+            members = len(logp_MBV)
             views: Views = {
-                request: [observe(request, list(logp_MBV[:, row : row + 1]), logp_BV[row], int(token_S[slot]))]
+                request: [observe(request, list(logp_MBV[:, row : row + 1]), logp_BV[row], int(token_S[slot]), members)]
                 for request, slot, row in zip(requests, slots, rows, strict=True)
                 if request.observer is not None
             }
@@ -229,7 +231,7 @@ def check_slots(model: ComposedForCausalLM, groups: Sequence[Group], slots: int,
 
 
 def slot_reads(groups: Sequence[Group], slots: int) -> tuple[Read, Read]:
-    """Read as prompts are, and as steps and drafts are: over all slots, of which the last has tokens."""
+    """Read as prompts are, and as steps and drafts are: over all slots; the last has tokens."""
 
     def prompt(token_1T: Tensor, start: int, stop: int) -> Tensor:
         position_1T = torch.arange(start, stop, device=token_1T.device)[None]

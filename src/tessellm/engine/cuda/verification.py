@@ -18,13 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..buffers import RowOrder, TokenBatch
 from ..executor import StepResult
-from ..members.groups import member_logits
 from ..sampling import TokenChoice
 from .compiled_rule import together
 from .passes import Workspace
 from .slot_buffers import Mixing
+from .slot_pass import RowOrder, TokenBatch, member_logits
 
 
 class Judged(NamedTuple):
@@ -93,17 +92,17 @@ def verify(
     else:
         judged = _judge_together(work, logits_M, batch, choice)
     token_BT, logprob_BT, accepted_B1, nonfinite_BM, log_pi_BL = judged
-    spoilt_B = logprob_BT[:, 0].isnan() & real_BT[:, 1]
-    count_B = (accepted_B1[:, 0] + 1) * (real_BT[:, 0] & ~spoilt_B)
+    nonfinite_B = logprob_BT[:, 0].isnan() & real_BT[:, 1]
+    count_B = (accepted_B1[:, 0] + 1) * (real_BT[:, 0] & ~nonfinite_B)
     # nothing is written before all is done that may run out of memory
     if log_pi_BL is not None:
         old_BL = slots.mixing.log_pi_SL[:rows]
-        torch.where(spoilt_B[:, None], old_BL, log_pi_BL, out=old_BL)
+        torch.where(nonfinite_B[:, None], old_BL, log_pi_BL, out=old_BL)
     came_BX, at = drafts.came_SX[:rows], 1 + drafts.widest
     came_BX[:, 0], came_BX[:, 1 : 1 + width] = count_B, token_BT
     came_BX[:, at : at + width], came_BX[:, at + drafts.widest :] = logprob_BT, nonfinite_BM
     kept_B = token_BT.gather(1, accepted_B1)[:, 0]
-    slots.token_S[:rows] = torch.where(spoilt_B, slots.token_S[:rows], kept_B)
+    slots.token_S[:rows] = torch.where(nonfinite_B, slots.token_S[:rows], kept_B)
     slots.position_S[:rows] += count_B
 
 

@@ -3,13 +3,8 @@ run on them.
 
 The library makes no mask for an implementation that it has none for, so the mask comes from the forward: a token reads
 the cells of its own row up to its own position. Queries are grouped by key-value head: keys and values are read once,
-and never repeated. Two layouts, two kinds of forward:
-
-    BranchPass   tokens of some members' rows one behind another, [1, N]: what a CPU runs. Every row reads its own
-                 cells, so nothing is padded and no cell of another text is touched
-    SlotPass     all members of a slot as rows, [S · M, T], padded: what a GPU captures. Padding has position −1: it is
-                 written to the last cell, which nobody reads. Masked cells are multiplied by zero, not left out, so
-                 every cell must be finite: `SlotCache.clear` makes a slot so again
+and never repeated. A BranchPass has tokens of some members' rows one behind another, [1, N]: every row reads its own
+cells, so nothing is padded and no cell of another text is touched. A GPU's forwards are in cuda/slot_pass.py.
 
 Shapes: R rows, N tokens in all, H key-value heads, C cells, D head size, T tokens per row.
 """
@@ -23,15 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, Cache
 
 from ...errors import EngineError
-from ..buffers import RowOrder, TokenBatch
 from .kv_cache import SlotCache
 
 NAME = "tessellm_slots"
-LARGEST_HEAD = 256  # of flash attention
 UNKNOWN = ("position_bias", "s_aux", "head_mask")  # other architectures pass these: they would be left out silently
 
 
@@ -120,53 +112,6 @@ class BranchPass(RowsPass):
         return self.masks[key]
 
 
-@dataclass(eq=False)
-class SlotPass(RowsPass):
-    """A forward over all members of some slots."""
-
-    batch: TokenBatch
-    position_RT: Tensor
-    row_R: Tensor
-    masks: dict[int | None, Tensor | None] = field(default_factory=dict)  # by window
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple:
-        """Write this forward's keys and values; hand back all that its rows may read."""
-        cache, cells, read = self.cache, self.batch.cells, []
-        if layer_idx not in cache.key_RHCD:
-            cache.allocate(layer_idx, key_states, value_states)
-        for buffer, new_RHTD in ((cache.key_RHCD[layer_idx], key_states), (cache.value_RHCD[layer_idx], value_states)):
-            buffer[self.row_R[:, None], :, self.position_RT] = new_RHTD.transpose(1, 2).to(buffer.dtype)
-            if self.batch.order is RowOrder.FIRST_SLOTS:
-                read.append(buffer[: len(self.row_R), :, :cells])
-            else:
-                read.append(buffer[:, :, :cells].index_select(0, self.row_R))
-        return tuple(read)
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float | None, window: int | None
-    ) -> Tensor:
-        if query.is_cuda and softcap is None and _needs_no_mask(query, self.batch, window):
-            return _continue(query, key, value, scale)
-        first = 0 if window is None else self._first(window)
-        if first:
-            key, value = key[:, :, first:], value[:, :, first:]
-        if window not in self.masks:  # the first layer with this window makes it for all: [R, 1, T, C]
-            cell_C = torch.arange(first, self.batch.cells, device=query.device)
-            position_RT1 = self.position_RT[..., None]
-            seen_RTC = (cell_C <= position_RT1) | (position_RT1 < 0)  # padding reads anything: nobody reads padding
-            if window is not None:
-                seen_RTC = seen_RTC & (cell_C > position_RT1 - window)
-            all_seen = not query.is_cuda and bool(seen_RTC.all())  # on a GPU the host would have to wait to know
-            self.masks[window] = None if all_seen else seen_RTC[:, None]
-        return attend(query, key, value, self.masks[window], scale, softcap)
-
-    def _first(self, window: int) -> int:
-        """Return the first cell that a layer with this window reads, as far as the host knows."""
-        return 0 if self.batch.start is None else max(0, self.batch.start - window + 1)
-
-
 def slot_attention(
     module: nn.Module,
     query: Tensor,
@@ -202,22 +147,6 @@ def attend(
     grouped = query.reshape(rows, key.shape[1], groups * steps, size)  # heads that share keys: queries of one head
     read = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
     return read.reshape(rows, heads, steps, -1).transpose(1, 2)
-
-
-def _needs_no_mask(query: Tensor, batch: TokenBatch, window: int | None) -> bool:
-    """Whether a GPU's fastest attention can take the forward: half precision, rows that begin alike, no cell outside
-    the window."""
-    seen = batch.start is not None and (window is None or batch.cells <= window)
-    fits = query.dtype.itemsize == 2 and query.shape[-1] <= LARGEST_HEAD
-    return seen and fits and query.shape[2] > 1
-
-
-def _continue(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Attend from tokens that are the last of their cells to all cells before them: [R, T, heads, D]."""
-    order: Any = causal_lower_right(query.shape[2], key.shape[2])
-    shared = query.shape[1] != key.shape[1]
-    read = functional.scaled_dot_product_attention(query, key, value, attn_mask=order, scale=scale, enable_gqa=shared)
-    return read.transpose(1, 2)
 
 
 def _attend_by_scores(

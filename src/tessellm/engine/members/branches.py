@@ -31,19 +31,18 @@ class BranchTokens:
 
 
 @torch.inference_mode()
-def branch_logp(groups: Sequence[Group], branches: Sequence[BranchTokens], by_modules: bool = False) -> list[Tensor]:
-    """Return log-probabilities over the shared vocabulary behind the last tokens of each branch: [keep, V] each.
-    `by_modules`: decode steps, too, go through the members' modules, which a tap listens to."""
+def branch_logp(groups: Sequence[Group], branches: Sequence[BranchTokens]) -> list[Tensor]:
+    """Return log-probabilities over the shared vocabulary behind the last tokens of each branch: [keep, V] each."""
     found: dict[int, Tensor] = {}
     for group in groups:
         places = [n for n, branch in enumerate(branches) if branch.member in group.members]
         places.sort(key=lambda n: (branches[n].member, branches[n].slot))
         if places:
-            found |= zip(places, _group_logp(group, [branches[n] for n in places], by_modules), strict=True)
+            found |= zip(places, _group_logp(group, [branches[n] for n in places]), strict=True)
     return [found[n] for n in range(len(branches))]
 
 
-def _group_logp(group: Group, branches: Sequence[BranchTokens], by_modules: bool) -> list[Tensor]:
+def _group_logp(group: Group, branches: Sequence[BranchTokens]) -> list[Tensor]:
     """Run a group's module over branches that are sorted by member."""
     device = group.module.device
     segments: list[Segment] = []
@@ -57,7 +56,7 @@ def _group_logp(group: Group, branches: Sequence[BranchTokens], by_modules: bool
         kept += range(end - branch.keep, end)
         _extend(segments, place, end - begin)
         _extend(heads, place, branch.keep)
-    if not by_modules and _is_step(group, branches):
+    if _is_step(group, branches):
         tokens_N = torch.tensor([branch.tokens[0] for branch in branches])
         positions, kv_rows = [branch.start for branch in branches], [span.kv_row for span in spans]
         return _split(group, branches, group.decoder(tokens_N, positions, kv_rows, segments))
@@ -89,7 +88,7 @@ def _extend(segments: list[Segment], member: int, tokens: int) -> None:
 
 def _is_step(group: Group, branches: Sequence[BranchTokens]) -> bool:
     """Whether a forward is a decode step that the group has a decoder for. The first forward makes the cache."""
-    ready = group.decoder is not None and group.same_ids and bool(group.cache.key_RHCD)
+    ready = group.decoder is not None and not group.tapped and group.same_ids and bool(group.cache.key_RHCD)
     return ready and all(len(branch.tokens) == branch.keep == 1 for branch in branches)
 
 

@@ -1,4 +1,4 @@
-"""Which members run as one computation, and their logits for a pass over slots.
+"""Which members run as one computation.
 
 LoRA experts and their base are always one group: the base's weights are read once for all of them. Full fine-tunes of
 one architecture are stacked on a GPU, where one launch for all members is faster than one each; on a CPU they are not.
@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...model import ComposedForCausalLM
 from ...vocabulary import Alignment
-from ..buffers import RowOrder, TokenBatch
 from ..cpu.decoder import cpu_decoder
-from .attention import SlotPass
 from .kv_cache import SlotCache
 from .segments import Segments
 from .stacking import can_stack, shares_base, stack
@@ -36,6 +32,7 @@ class Group:
     cache: Any  # a SlotCache, or what the module keeps instead
     segments: Segments
     decoder: Any = None  # a CpuDecoder for steps of one token per branch, on a CPU
+    tapped: bool = False  # a router listens to the module, so all forwards must go through it
     fused: Any = None  # a FusedDecoder for steps and for passes over a few tokens, on a GPU
 
     @property
@@ -48,42 +45,6 @@ class Group:
     def same_ids(self) -> bool:
         """Whether every member has the composition's token ids."""
         return all(each.member_id_V is None and each.silent_U is None for each in self.alignments)
-
-
-def member_logits(groups: Sequence[Group], batch: TokenBatch) -> list[Tensor]:
-    """Compute the logits of all members over the shared vocabulary, in the composition's order: [B, keep, V] each."""
-    by_place: dict[int, Tensor] = {}
-    for group in groups:
-        count, alignments = len(group.members), group.alignments
-        if group.same_ids:
-            token_BMT = batch.token_BT[:, None].expand(-1, count, -1)
-        else:
-            token_BMT = torch.stack([each.to_member(batch.token_BT) for each in alignments], 1)
-        fused, in_order = group.fused, batch.order is RowOrder.FIRST_SLOTS
-        if fused is not None and in_order and fused.takes(*batch.token_BT.shape):
-            logits_MBTV = fused(token_BMT.transpose(0, 1), batch.position_BT, batch.cells)[:, :, -batch.keep :]
-        elif fused is not None and not in_order and fused.reads_prompts and group.cache.key_RHCD:
-            logits_MBTV = fused.read(token_BMT.transpose(0, 1), batch.position_BT, batch.slot_B, batch.keep)
-        else:
-            position_RT = batch.position_BT.repeat_interleave(count, 0)
-            row_R = (batch.slot_B[:, None] * count + torch.arange(count, device=position_RT.device)).flatten()
-            slot_pass = SlotPass(group.cache, batch, position_RT, row_R)
-            group.segments.set(None, None)
-            output = group.module(
-                input_ids=token_BMT.flatten(0, 1),
-                position_ids=position_RT.clamp_min(0),
-                past_key_values=slot_pass,
-                use_cache=True,
-                logits_to_keep=batch.keep,
-                rows_pass=slot_pass,
-            )
-            logits_MBTV = output.logits.unflatten(0, (-1, count)).transpose(0, 1)
-        if group.same_ids:
-            own_M = list(logits_MBTV[..., : alignments[0].size])
-        else:
-            own_M = [each.to_composed(own) for each, own in zip(alignments, logits_MBTV, strict=True)]
-        by_place |= zip(group.members, own_M, strict=True)
-    return [by_place[place] for place in sorted(by_place)]
 
 
 def stacks_fine_tunes(model: ComposedForCausalLM) -> bool:
@@ -111,7 +72,8 @@ def make_group(model: ComposedForCausalLM, places: tuple[int, ...], cache: SlotC
     members = [model.member(name) for name in names]
     alignments, segments = [model.alignments[name] for name in names], Segments()
     module = stack(members, segments)
-    return Group(places, module, alignments, cache, segments, cpu_decoder(module, cache), _fused(members, cache))
+    decoder, fused = cpu_decoder(module, cache), _fused(members, cache)
+    return Group(places, module, alignments, cache, segments, decoder, fused=fused)
 
 
 def _fused(members: Sequence[PreTrainedModel], cache: SlotCache) -> Any:

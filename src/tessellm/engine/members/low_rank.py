@@ -1,11 +1,12 @@
-"""LowRank: a module with a low-rank delta on it, and the deltas of many members on one module as one batched product.
+"""LowRank: a module with a low-rank delta on it, and the deltas of many members on one module.
 
-PEFT's LoRA layers are read as this.
+PEFT's LoRA layers are read as this. Weights of deltas are the members' own tensors, kept once.
 """
 
 from __future__ import annotations
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,17 @@ from .segments import Segments
 
 
 class LowRank(nn.Module):
-    """A linear layer of the base plus B A x: A is [rank, in], B [out, rank], scaling already in B."""
+    """A linear layer of the base plus s B A x: A is [rank, in], B [out, rank]."""
 
-    def __init__(self, base_layer: nn.Module, down_RI: Tensor, up_OR: Tensor):
+    def __init__(self, base_layer: nn.Module, down_RI: Tensor, raw_OR: Tensor, scale: float = 1.0):
         super().__init__()
-        self.base_layer = base_layer
-        self.down_RI, self.up_OR = nn.Parameter(down_RI, False), nn.Parameter(up_OR, False)
+        self.base_layer, self.scale = base_layer, scale
+        self.down_RI, self.raw_OR = nn.Parameter(down_RI, False), nn.Parameter(raw_OR, False)
+
+    @property
+    def up_OR(self) -> Tensor:
+        """Return s B."""
+        return self.raw_OR if self.scale == 1 else self.raw_OR * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the delta in the slow, obvious form, with which the batched one is compared."""
@@ -33,7 +39,15 @@ def read_low_rank(module: nn.Module) -> LowRank | None:
     if isinstance(module, LowRank):
         return module
     delta = read_lora(module)
-    return LowRank(*delta[:3]) if delta is not None and delta.is_plain else None
+    return LowRank(*delta[:4]) if delta is not None and delta.is_plain else None
+
+
+class Factors(NamedTuple):
+    """A delta's own tensors: s B A x."""
+
+    down_RI: Tensor
+    raw_OR: Tensor
+    scale: float
 
 
 class SharedWithDeltas(nn.Module):
@@ -42,32 +56,38 @@ class SharedWithDeltas(nn.Module):
     def __init__(self, base_layer: nn.Module, deltas: list[LowRank | None], segments: Segments):
         super().__init__()
         self.base_layer, self.members, self.segments = base_layer, len(deltas), segments
-        given = [delta for delta in deltas if delta is not None]
-        self.ranks = [0 if delta is None else len(delta.down_RI) for delta in deltas]
-        one, rank = given[0], max(self.ranks)
-        dtype = reduce(torch.promote_types, [delta.down_RI.dtype for delta in given])  # adapters' own may differ
-        down_MRI = one.down_RI.new_zeros(len(deltas), rank, one.down_RI.shape[1], dtype=dtype)
-        up_MRO = one.up_OR.new_zeros(len(deltas), rank, one.up_OR.shape[0], dtype=dtype)
-        for m, delta in enumerate(deltas):
-            if delta is not None:
-                own = len(delta.down_RI)
-                down_MRI[m, :own], up_MRO[m, :own] = delta.down_RI, delta.up_OR.T
-        self.down_MIR = nn.Parameter(down_MRI.transpose(1, 2).contiguous(), False)
-        self.up_MRO = nn.Parameter(up_MRO, False)
+        self.deltas = [d and Factors(d.down_RI.detach(), d.raw_OR.detach(), d.scale) for d in deltas]
+        given = [delta.down_RI for delta in self.deltas if delta is not None]
+        self.dtype = reduce(torch.promote_types, [down_RI.dtype for down_RI in given])  # adapters' own may differ
+        self.stacks = self._stacked() if given[0].is_cuda else None  # there, before anything is captured
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         if self.segments.current is None:
             return y + self._of_all(x).to(y.dtype)
         for m, begin, end in self.segments.current:
-            if rank := self.ranks[m]:
-                own = x[0, begin:end].to(self.down_MIR.dtype)
-                delta = (own @ self.down_MIR[m, :, :rank]) @ self.up_MRO[m, :rank]
-                y[0, begin:end] += delta.to(y.dtype)
+            if (delta := self.deltas[m]) is not None:
+                low_NR = x[0, begin:end].to(self.dtype) @ delta.down_RI.to(self.dtype).T
+                y[0, begin:end] += ((low_NR * delta.scale) @ delta.raw_OR.to(self.dtype).T).to(y.dtype)
         return y
+
+    def _stacked(self) -> tuple[Tensor, Tensor]:
+        """Return all deltas as two tensors, padded to the largest rank: A as [M, I, R], s B as [M, R, O]. For forwards
+        over all members of a slot."""
+        given = [delta for delta in self.deltas if delta is not None]
+        one, rank = given[0], max(len(delta.down_RI) for delta in given)
+        down_MRI = one.down_RI.new_zeros(self.members, rank, one.down_RI.shape[1], dtype=self.dtype)
+        up_MRO = one.raw_OR.new_zeros(self.members, rank, one.raw_OR.shape[0], dtype=self.dtype)
+        for m, delta in enumerate(self.deltas):
+            if delta is not None:
+                own = len(delta.down_RI)
+                down_MRI[m, :own], up_MRO[m, :own] = delta.down_RI, (delta.raw_OR * delta.scale).T
+        return down_MRI.transpose(1, 2).contiguous(), up_MRO
 
     def _of_all(self, x: Tensor) -> Tensor:
         """Compute the deltas of slot-major rows, [S · M, T, in], as batched products."""
+        self.stacks = self.stacks or self._stacked()
+        down_MIR, up_MRO = self.stacks
         by_member = x.unflatten(0, (-1, self.members)).transpose(0, 1)  # [M, S, T, in]
-        low = torch.bmm(by_member.flatten(1, 2).to(self.down_MIR.dtype), self.down_MIR)
-        return torch.bmm(low, self.up_MRO).unflatten(1, by_member.shape[1:3]).transpose(0, 1).flatten(0, 1)
+        low = torch.bmm(by_member.flatten(1, 2).to(self.dtype), down_MIR)
+        return torch.bmm(low, up_MRO).unflatten(1, by_member.shape[1:3]).transpose(0, 1).flatten(0, 1)

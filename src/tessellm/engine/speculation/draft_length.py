@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..buffers import row_bucket
+from ..executor import row_bucket
 
 KEEP_OWN = 0.9  # weight of a request's earlier drafts after each later one
 KEEP_ALL = 0.99  # weight of all requests' earlier drafts after each later one

@@ -1,8 +1,8 @@
 """Parts of kernels that have to do with low-rank deltas. A delta is up · (down · x); `low` is down · x.
 
-Whoever makes x makes low as well, in parts that the reader adds up. Rows are all members', member by member. Factors of
-all members lie side by side, so that one product serves all rows: each row's own member is picked by zeros elsewhere.
-"""
+The kernel that makes x makes low as well, in parts that the reader adds up. Rows are all members', member by member.
+Factors of all members lie side by side, so that one product serves all rows: each row's own member is picked by zeros
+elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of a pass, by whoever is the faster: one launch of ours for all members and all layers that read one input,
+"""Products of a pass, by the faster of two ways: one launch of ours for all members and all layers that read one input,
 or, where rows are many, the library one by one.
 
 How many rows are many was measured on an H200 in the shapes of google/gemma-2-2b: a product of ours

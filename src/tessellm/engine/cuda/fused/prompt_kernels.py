@@ -1,7 +1,7 @@
 """Kernels of a pass over prompts: many new tokens of each sequence, wherever padding stands among them.
 
 Keys and values are written by one launch and read by the next, so that new tokens see one another as they see cells.
-What a token sees is told by positions alone: all cells up to its own, within the layer's window.
+Positions alone say what a token sees: all cells up to its own, within the layer's window.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tessellm.engine.buffers import TokenBatch
+from tessellm.engine.cuda.slot_pass import SlotPass, TokenBatch
 from tessellm.engine.members import attention
-from tessellm.engine.members.attention import SlotPass
 from tessellm.engine.members.kv_cache import SlotCache
 
 TOKENS = 6
