@@ -53,9 +53,7 @@ def inspect(
     for row in report["members"]:
         out.print(f"{row['name']}: {row['source']}", soft_wrap=True, markup=False)
     rule = report["rule"]
-    parameters = "".join(
-        f", {key} = {_shown(rule['texts'].get(key, value))}" for key, value in rule["parameters"].items()
-    )
+    parameters = "".join(f", {key} = {_shown(value)}" for key, value in rule["parameters"].items())
     out.print(
         f"rule: {rule['name']}{parameters} ({rule['summary']}; {rule['reference']})", soft_wrap=True, markup=False
     )
@@ -73,7 +71,7 @@ def inspect(
 
 
 def _shown(value: Any) -> str:
-    """A parameter of a rule, tokens as their text, as far as it is for reading: --json has all of it."""
+    """A parameter of a rule, as far as it is for reading: --json has all of it."""
     if isinstance(value, str):
         return repr(value if len(value) <= LONGEST_SHOWN else value[: LONGEST_SHOWN - 1] + "…")
     return str(value) if len(str(value)) <= LONGEST_SHOWN else f"({len(value)} entries)"
