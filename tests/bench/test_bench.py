@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 import tessellm
 from random_models import first_experts, random_composition
 from tessellm.bench.measure import bandwidth, bytes_a_step, engine_steps, measure
+from tessellm.bench.peers import Peer, Speed
 from tessellm.engine.engine import Engine
 from tessellm.engine.members.groups import plan_groups
 from tessellm.errors import EngineError
+from tessellm.members.packed import PackedLinear, pack_model
+from tessellm.model.variants import alone
 
 from conftest import build_model
 
@@ -37,13 +41,24 @@ def test_a_step_reads_shared_weights_once() -> None:
         first_experts(full, 3)
 
 
+def test_a_step_of_packed_weights_reads_the_packs() -> None:
+    base = build_model("llama", 0)
+    pack_model(base, "int8", "base")
+    model = tessellm.compose(base, {"other": build_model("llama", 1)}, rule="product")
+    packs = [layer for layer in base.modules() if isinstance(layer, PackedLinear)]
+    norms = [weight for name, weight in base.named_parameters() if "norm" in name]
+    expected = sum(layer.packed.nbytes + layer.scale.nbytes for layer in packs) + sum(norm.nbytes for norm in norms)
+    assert bytes_a_step(alone(model, "base")) == expected
+
+
 def test_a_measurement_adds_up() -> None:
     model = random_composition("llama-tiny", 1)
-    row = measure(model, 2, 8, 6, 1, 1e9, beside={"other": lambda: 0.5})
+    row = measure(model, 2, 8, 6, 1, 1e9, beside={"other": lambda: Speed(2.0, 0.5)})
     assert row["tokens_a_second"] == pytest.approx(2e3 / row["ms_a_step"])
     assert row["limit_ms"] == pytest.approx(bytes_a_step(model) / 1e6)
     assert row["share_of_limit"] == pytest.approx(row["limit_ms"] / row["ms_a_step"])
     assert row["times_other"] == pytest.approx(500 / row["ms_a_step"])
+    assert row["first_times_other"] == pytest.approx(2000 / row["first_token_ms"])
     assert row["cache_bytes"] == 2 * 2 * 2 * 2 * 32 * (8 + 6 + 1) * 4  # members, layers, keys and values, slots
     assert 1e8 < bandwidth(torch.device("cpu")) < 1e13
 
@@ -101,8 +116,39 @@ def test_what_cannot_be_measured_is_refused_first(cli: Any, recipe: Path) -> Non
         (("--batch", 0), "from 1 to 1,048,576 for batch; got [0]"),
         (("--batch", 10**20), "for batch; got [100000000000000000000]"),
         (("--prompt", 120), "the longest prompt has 120 tokens and up to 64 more were asked"),
-        (("--prompt", 8, "--new-tokens", 2), "all 2 new tokens came before a step could be timed"),
     ):
         ran = cli("bench", recipe, *wrong)
+        assert ran.code == 2
+        assert said in ran.err.replace("\n", " ")
+
+
+PEER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({"first": len(asked["prompts"]), "step": asked["new"]}), flush=True)
+    assert asked["new"] < 9, "too many"
+"""
+
+
+def test_another_engine_answers_or_says_why_not(tmp_path: Path) -> None:
+    peer = Peer("other", [sys.executable, "-c", PEER], tmp_path / "log")
+    assert peer([[1], [2]], 9) == (2, 9)
+    with pytest.raises(EngineError, match="--against other: AssertionError: too many"):
+        peer([[1]], 8)
+    peer.close()
+
+
+def test_engines_that_are_not_there_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.gguf").touch()
+    arguments = ("bench", recipe, "--prompt", 8, "--new-tokens", 4, "--rounds", 1)
+    for wanted, said in (
+        ("llama", "did you mean 'llama.cpp'? Known: llama.cpp, vllm"),
+        ("llama.cpp", "expected llama.cpp=FILE.gguf, a file of the base's weights"),
+        (f"llama.cpp={tmp_path / 'gone.gguf'}", "expected llama.cpp=FILE.gguf"),
+        (f"llama.cpp={tmp_path / 'none.gguf'}", "--against llama.cpp"),
+        ("vllm", "No module named 'vllm'"),
+    ):
+        ran = cli(*arguments, "--against", wanted)
         assert ran.code == 2
         assert said in ran.err.replace("\n", " ")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,10 @@ from ..engine.engine import Engine
 from ..engine.sampling import Sampling
 from ..engine.speculation import Speculation
 from ..errors import EngineError
+from ..members.packed import PackedLinear, is_packed
 from ..model import ComposedForCausalLM
 from ..model.variants import alone, is_alone
+from .peers import Speed, peers
 
 COPIED = {"cuda": 1 << 32, "cpu": 1 << 28}  # bytes
 MOST = 1 << 20  # of anything: no machine takes more
@@ -47,13 +50,17 @@ def bandwidth(device: torch.device) -> float:
 
 
 def bytes_a_step(model: ComposedForCausalLM) -> int:
-    """Of all distinct weights that a step reads whole. Of a table of input embeddings it reads a few rows."""
+    """Of all distinct weights that a step of few rows reads whole: packs where there are some. Of a table of input
+    embeddings it reads a few rows."""
     read: dict[int, Tensor] = {}
     for name in model.members:
         member: Any = model.member(name)
         table, output = member.get_input_embeddings(), member.get_output_embeddings()
         tied = output is not None and getattr(output, "weight", None) is table.weight
         read |= {id(p): p for p in member.parameters() if tied or p is not table.weight}
+        for packed in (module for module in member.modules() if isinstance(module, PackedLinear)):
+            read |= {id(each): each for each in (packed.packed, packed.scale)}
+            read.pop(id(packed.weight), None)
     return sum(parameter.nbytes for parameter in read.values())
 
 
@@ -71,9 +78,9 @@ class Timed(NamedTuple):
     texts: list[list[int]]
 
 
-def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> tuple[float, float]:
+def engine_steps(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> Speed:
     """Seconds to the first token of all rows, and seconds a step after it. Prompts are fed anew."""
-    return timed_texts(engine, rows, new)[:2]
+    return Speed(*timed_texts(engine, rows, new)[:2])
 
 
 def timed_texts(engine: Engine, rows: Sequence[Sequence[int]], new: int) -> Timed:
@@ -110,10 +117,10 @@ def measure(
     rounds: int,
     bytes_a_second: float,
     speculation: Speculation | None = None,
-    beside: Mapping[str, Callable[[], float]] | None = None,
+    beside: Mapping[str, Callable[[], Speed]] | None = None,
 ) -> dict[str, Any]:
     """One row of the table: the engine without drafts. In turns with it, with `speculation` also the engine with
-    drafts, and what stands in `beside`: names and functions that return seconds a step."""
+    drafts, and what stands in `beside`."""
     device, rows, beside = model.device, random_prompts(model, [prompt] * batch), beside or {}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -134,8 +141,10 @@ def measure(
             _, step, others = timed_texts(drafting, rows, new)
             timed["drafting"].append(step)
             same += [one == other for one, other in zip(texts, others, strict=True)]
-        for name, seconds_a_step in beside.items():
-            timed[name].append(seconds_a_step())
+        for name, measured in beside.items():
+            others_first, step = measured()
+            timed[name].append(step)
+            timed.setdefault(f"first {name}", []).append(others_first)
     median = {key: statistics.median(values) for key, values in timed.items() if values}
     weights, cache = bytes_a_step(model), sum(group.cache.bytes for group in engine.executor.groups)
     limit = weights / bytes_a_second
@@ -163,17 +172,19 @@ def measure(
     for name in beside:
         row[f"{name}_ms"] = 1e3 * median[name]
         row[f"times_{name}"] = median[name] / median["engine"]
+        row[f"first_{name}_ms"] = 1e3 * median[f"first {name}"]
+        row[f"first_times_{name}"] = median[f"first {name}"] / median["first"]
     return row
 
 
-def base_beside(model: ComposedForCausalLM, batch: int, prompt: int, new: int) -> dict[str, Callable[[], float]]:
+def base_beside(model: ComposedForCausalLM, batch: int, prompt: int, new: int) -> dict[str, Callable[[], Speed]]:
     """The base alone, by an engine of its own; nothing for a member that is alone."""
     if is_alone(model):
         return {}
     base = alone(model, "base")
     engine, rows = Engine(base, batch, prompt + new), random_prompts(base, [prompt] * batch)
     engine_steps(engine, rows, min(new, 8))
-    return {"base": lambda: engine_steps(engine, rows, new)[1]}
+    return {"base": lambda: engine_steps(engine, rows, new)}
 
 
 def _drafted(engine: Engine) -> dict[str, Any]:
@@ -191,18 +202,27 @@ def sweep(
     rounds: int = 3,
     speculation: Speculation | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    against: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measure a composition and its base: the first batch and prompt together, then each varied by itself."""
+    """Measure a composition and its base: the first batch and prompt together, then each varied by itself. `against`:
+    other engines on the base (peers.py)."""
     check(model, batches, prompts, new)
     speed = bandwidth(model.device)
     progress(f"memory moves {speed / 1e9:,.1f} GB/s")
     rows = []
-    for batch, prompt in [*((batch, prompts[0]) for batch in batches), *((batches[0], each) for each in prompts[1:])]:
-        beside = base_beside(model, batch, prompt, new)
-        rows.append(measure(model, batch, prompt, new, rounds, speed, speculation, beside))
-        progress(in_words(rows[-1]))
-    dtype = str(model.dtype).removeprefix("torch.")
-    return {"bytes_a_second": speed, "dtype": dtype, "rule": model.rule.name, "rows": rows}
+    with peers(against, model, max(batches), max(prompts) + new) as others:
+        for batch, prompt in [
+            *((batch, prompts[0]) for batch in batches),
+            *((batches[0], each) for each in prompts[1:]),
+        ]:
+            beside = base_beside(model, batch, prompt, new)
+            for name, peer in others.items():
+                beside[name] = partial(peer, random_prompts(model, [prompt] * batch), new)
+                beside[name]()  # what it prepares is not measured
+            rows.append(measure(model, batch, prompt, new, rounds, speed, speculation, beside))
+            progress(in_words(rows[-1]))
+    dtype = is_packed(model.member(next(iter(model.members)))) or str(model.dtype).removeprefix("torch.")
+    return {"bytes_a_second": speed, "dtype": dtype, "rule": model.rule.name, "rows": rows, "against": list(others)}
 
 
 def check(model: ComposedForCausalLM, batches: Sequence[int], prompts: Sequence[int], new: int) -> None:
@@ -221,9 +241,8 @@ def in_words(row: dict[str, Any]) -> str:
         f"{row['experts']} experts, batch {row['batch']}, prompt {row['prompt']}: {row['ms_a_step']:.2f} ms a step, "
         f"{row['tokens_a_second']:,.0f} tokens/s, {row['share_of_limit']:.0%} of the limit"
     )
-    text += "".join(
-        f", {row[f'times_{name}']:.2f} × {name}" for name in ("base", "notebook", "on_device") if f"times_{name}" in row
-    )
+    names = [key.removeprefix("times_") for key in row if key.startswith("times_") and key != "times_without_drafts"]
+    text += "".join(f", {row[f'times_{name}']:.2f} × {name}" for name in names)
     if "times_without_drafts" in row:
         text += (
             f", {row['times_without_drafts']:.2f} × with drafts ({row['accepted']:.0%} of {row['drafted']:,} tokens "

@@ -25,6 +25,13 @@ class SweepOptions:
     speculate: Annotated[
         str | None, typer.Option(metavar="HOW", help="Also with drafts, in turns with the engine without: lookup.")
     ] = None
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Also another engine on the base, in turns: llama.cpp[=FILE.gguf], vllm[=PYTHON]. Several: all.",
+        ),
+    ] = None
 
 
 def bench(model: ModelPath, *, swept: SweepOptions, speaker: SpeakerOptions, json_path: JsonPath = None) -> None:
@@ -39,7 +46,14 @@ def bench(model: ModelPath, *, swept: SweepOptions, speaker: SpeakerOptions, jso
     device = speaker.device or ("cuda" if torch.cuda.is_available() else "cpu")
     loaded = replace(speaker, device=device).load(model)
     result = sweep(
-        loaded, swept.batch or (1,), swept.prompt or (128,), swept.new_tokens, swept.rounds, speculation, _progress
+        loaded,
+        swept.batch or (1,),
+        swept.prompt or (128,),
+        swept.new_tokens,
+        swept.rounds,
+        speculation,
+        _progress,
+        swept.against or (),
     )
     _show(result)
     write_json(json_path, {**result, **environment()})
@@ -67,3 +81,18 @@ def _show(result: dict[str, Any]) -> None:
     first, speed, spent = rows[0], result["bytes_a_second"] / 1e9, sum(row["compile_seconds"] for row in rows)
     out.print(f"limit of the first row: {first['limit_ms']:.2f} ms, all weights read once at {speed:,.1f} GB/s")
     out.print(f"compiling and capturing took {spent:.0f} s; base ×: its step alone over the composition's")
+    if result["against"]:
+        _show_others(result)
+
+
+def _show_others(result: dict[str, Any]) -> None:
+    """Print each engine's times on the base, and over the composition's."""
+    table = Table("batch", "prompt", "engine", "first\nms", "over\nours", "ms a\nstep", "over\nours", **NARROW)
+    for row in result["rows"]:
+        table.add_row(
+            str(row["batch"]), str(row["prompt"]), "ours", f"{row['first_token_ms']:.0f}", "", f"{row['ms_a_step']:.2f}"
+        )
+        for name in result["against"]:
+            times = (f"{row[f'first_times_{name}']:.2f}", f"{row[f'{name}_ms']:.2f}", f"{row[f'times_{name}']:.2f}")
+            table.add_row("", "", name, f"{row[f'first_{name}_ms']:.0f}", *times)
+    out.print(table)
