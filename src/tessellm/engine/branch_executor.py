@@ -58,6 +58,12 @@ class BranchExecutor(Executor):
         group = next(group for group in self.groups if member in group.members)
         group.cache.copy(source, target, group.members.index(member), kv_len)
 
+    def clear(self, slot: int) -> None:
+        for group in self.groups:
+            group.cache.clear(slot)
+            for member in group.members:
+                self.prefixes.wrote(slot, member, [])
+
     def rows(self, running: Sequence[Request], slots: Sequence[int]) -> int:
         return sum(len(request.branches) for request in running)
 
@@ -184,7 +190,11 @@ class BranchExecutor(Executor):
                 logprobs[-1].append(logprob)
                 if t == len(draft) or token != draft[t]:
                     break
-        return StepResult(tokens, logprobs, self._nonfinite(running, rows), views)
+        nonfinite = self._nonfinite(running, rows)
+        for request, slot, new, found in zip(running, slots, tokens, nonfinite, strict=True):
+            for group in self.groups if any(found) else ():
+                group.cache.clear(slot, request.kv_len - 1 + len(new))  # a step may multiply cells that it masks
+        return StepResult(tokens, logprobs, nonfinite, views)
 
     def _choose_next(
         self, request: Request, slot: int, rows: list[Tensor], t: int, views: Views

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import tessellm
+from tessellm.engine.cpu.decoder import SKEW, runs_of
 from tessellm.engine.members.branches import BranchTokens, branch_logp
 from tessellm.engine.members.groups import make_groups
 from tessellm.rules import normalised
@@ -46,6 +47,35 @@ def test_a_step_equals_the_module(kind: str, tmp_path: Any):
     for some in (branches[:1], branches[-1:], branches[::2], branches):
         fast, slow = both(group, some)
         torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+
+
+FAR = 11 + SKEW
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("kv_rows", "positions", "runs"),
+    [
+        ([4], [10], 1),
+        ([1, 3, 5], [10, 12, 10], 1),
+        ([0, 1], [10, 10], 1),
+        ([0, 1, 3], [9, 9, 10], 3),
+        ([3, 1], [9, 9], 2),
+        ([0, 1], [10, FAR], 2),
+    ],
+)
+def test_rows_attend_together_where_they_lie_and_end_alike(
+    kv_rows: list[int], positions: list[int], runs: int, window: int | None
+):
+    found = runs_of(kv_rows, positions, window)
+    assert len(found) == runs
+    for run in found:
+        own, cells = range(len(kv_rows))[run.rows], torch.arange(FAR + 1)[run.cells]
+        assert list(range(6))[run.kv] == [kv_rows[row] for row in own]
+        for place, row in enumerate(own):
+            seen = cells if run.seen_R11C is None else cells[run.seen_R11C[place, 0, 0]]
+            first = 0 if window is None else positions[row] - window + 1
+            assert seen.tolist() == list(range(first, positions[row] + 1))
 
 
 def test_a_sliding_window_is_kept():

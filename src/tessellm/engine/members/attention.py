@@ -24,6 +24,7 @@ from ...errors import EngineError
 from .kv_cache import SlotCache
 
 NAME = "tessellm_slots"
+BLOCK = 64  # tokens of a row that attend together on a CPU: none to cells behind its own block
 UNKNOWN = ("position_bias", "s_aux", "head_mask")  # other architectures pass these: they would be left out silently
 
 
@@ -86,13 +87,13 @@ class BranchPass(RowsPass):
     ) -> Tensor:
         read = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         for row, begin, end, start in self.spans:
-            first = 0 if window is None else max(0, start - window + 1)
-            cells, tokens = slice(first, start + end - begin), end - begin
-            mask = self._mask(start, tokens, window) if tokens > 1 else None
-            own = query[:, :, begin:end]
-            read[:, begin:end] = attend(
-                own, key[row : row + 1, :, cells], value[row : row + 1, :, cells], mask, scale, softcap
-            )
+            for a in range(begin, end, BLOCK):
+                b, position = min(a + BLOCK, end), start + a - begin
+                first = 0 if window is None else max(0, position - window + 1)
+                cells = slice(first, position + b - a)
+                mask = self._mask(position, b - a, window) if b - a > 1 else None
+                own = query[:, :, a:b], key[row : row + 1, :, cells], value[row : row + 1, :, cells]
+                read[:, a:b] = attend(*own, mask, scale, softcap)
         return read
 
     def _mask(self, start: int, tokens: int, window: int | None) -> Tensor:

@@ -36,6 +36,9 @@ class SlotCaches:
     def row(self, slot: int, member: int) -> int:
         return slot
 
+    def clear(self, slot: int, first: int = 0) -> None:
+        """Keep what is there: nobody else reads it."""
+
     def is_finite(self, slot: int, member: int, position: int) -> bool:
         return True  # nobody else reads it
 
