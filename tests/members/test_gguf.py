@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tessellm
 from tessellm.errors import MemberError, MissingExtraError
 from tessellm.members import gguf_files
+from tessellm.members.packed import is_packed
 from tessellm.members.sources import find
 
 from conftest import logits, perturbed, save_lora, save_member
@@ -60,13 +61,33 @@ def test_weights_are_those_of_the_file_in_plain_modules(tmp_path: Path, kind: st
             if parameter.ndim == 2:
                 rounded = gguf.dequantize(gguf.quantize(parameter.numpy(), stored), stored)
                 parameter.copy_(torch.from_numpy(rounded.copy()))
-    composed = tessellm.compose(file, {"twin": {"source": file, "weight": 0.5}}, rule="product")
+    twin = {"twin": {"source": file, "weight": 0.5}}
+    composed = tessellm.compose(file, twin, rule="product", dtype="float32")
     assert torch.allclose(logits(composed.base), logits(model), atol=1e-5)
     assert type(composed.base.model.layers[0].self_attn.q_proj) is torch.nn.Linear
     assert composed.base.dtype == torch.float32
     said = f"holds quantised weights ({kind}), dequantised into" if kind != "F32" else "was loaded into"
     assert composed.notes[0] == f"base, twin: m.gguf {said} plain float32 modules"
     assert composed.base.lm_head.weight is composed.member("twin").lm_head.weight  # equal tensors are kept once
+
+
+@pytest.mark.parametrize(
+    ("kind", "pays", "runs"), [("Q4_1", True, "int4"), ("Q4_1", False, None), ("Q8_0", True, None)]
+)
+def test_a_file_of_4_bits_runs_in_them_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pays: bool, runs: str | None
+) -> None:
+    monkeypatch.setattr("tessellm.members.load.packs_pay", lambda bits: pays)
+    file = write_gguf(tmp_path / "m.gguf", kind=kind)
+    composed = tessellm.compose(file, {"twin": {"source": file, "weight": 0.5}}, rule="product")
+    assert {is_packed(member) for member in composed.members.values()} == {runs}
+    assert (composed.notes[0] == f"base, twin: m.gguf holds quantised weights ({kind}), packed in int4") == bool(runs)
+    plain = tessellm.compose(file, {"twin": {"source": file, "weight": 0.5}}, rule="product", dtype="float32")
+    assert {is_packed(member) for member in plain.members.values()} == {None}
+    assert (logits(plain.base) - logits(composed.base)).abs().max() < 0.1 * logits(plain.base).std()
+    composed.save_pretrained(tmp_path / "out")
+    again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert is_packed(again.base) == runs
 
 
 def test_a_file_is_parsed_once_and_without_progress_bars(

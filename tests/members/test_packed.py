@@ -20,7 +20,7 @@ def linear(outputs: int, inputs: int, seed: int = 0, bias: bool = False) -> nn.L
 @pytest.mark.parametrize("bias", [False, True])
 def test_few_rows_and_many_read_the_same_weights(precision: str, bias: bool):
     layer = PackedLinear(linear(128, 96, bias=bias), precision)
-    x = torch.randn(2 * FEW_ROWS, 96).bfloat16()
+    x = torch.randn(2 * FEW_ROWS[precision], 96).bfloat16()
     many, few = layer(x), torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(few, many, rtol=0.02, atol=0.02)
 
@@ -48,6 +48,8 @@ def test_joined_layers_equal_each():
     assert JoinedLinear.fits(layers)
     x = torch.randn(3, 96).bfloat16()
     assert torch.equal(JoinedLinear(layers)(x), torch.cat([layer(x) for layer in layers], -1))
+    shared = JoinedLinear(layers).packed.untyped_storage().data_ptr()
+    assert {layer.packed.untyped_storage().data_ptr() for layer in layers} == {shared}
     assert not JoinedLinear.fits([layers[0], PackedLinear(linear(48, 96), "int4")])
 
 

@@ -112,3 +112,35 @@ def test_the_default_is_float32_where_bfloat16_is_slow(
         assert saved.get("dtype") == (None if made is model else "bfloat16")
         again: Any = AutoModelForCausalLM.from_pretrained(half_members / f"out-{found}")
         assert again.base.dtype == found
+
+
+@pytest.mark.parametrize(("gain", "pays"), [(3.0, True), (1.0, False)])
+def test_packs_are_measured_once_per_machine(
+    gain: float, pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def timed(kind: str) -> float:
+        measured.append(kind)
+        return gain
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "_gain", timed)
+    for _ in range(2):
+        precision.packs_pay.cache_clear()
+        assert precision.packs_pay("int4") == pays
+    assert measured == ["int4"]
+    (tmp_path / "tessellm" / "packs.json").write_text("{")
+    precision.packs_pay.cache_clear()
+    assert precision.packs_pay("int4") == pays
+    precision.packs_pay.cache_clear()
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda: False)
+    assert not precision.packs_pay("int4")
+    precision.packs_pay.cache_clear()
+    assert measured == ["int4"] * 2
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_gain_of_a_pack_is_a_ratio_of_times(kind: str) -> None:
+    assert 0.01 < precision._gain(kind) < 100

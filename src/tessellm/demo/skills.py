@@ -89,7 +89,7 @@ def compose_experts(saved: Path, base: str | Path, experts: dict[str, Path]) -> 
             model = None
         if model is not None and _is_made_of(model, base, experts):
             return model
-    return tessellm.compose(base, experts, rule=RULE, dtype="float32")
+    return tessellm.compose(base, experts, rule=RULE)
 
 
 def _is_made_of(model: ComposedForCausalLM, base: str | Path, experts: dict[str, Path]) -> bool:

@@ -18,9 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers import modeling_gguf_pytorch_utils as conversion
 
 from ..errors import MemberError, require
+from .packed import PACKED
 
 MAGIC = b"GGUF"
 DAMAGED = (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError)  # what the reader raises
+IN_PACKS = {"Q4_0": "int4", "Q4_1": "int4"}  # packs that hold what a type does, up to the rounding of scales
 PLAIN = ("F32", "F16", "BF16", "F64")  # types of tensors that are no quantisation
 
 
@@ -141,11 +143,19 @@ def count_parameters(file: Path) -> int:
         return sum(int(tensor.n_elements) for tensor in _parse(file, "the member").tensors)
 
 
-def describe_loaded(file: Path, name: str, dtype: Any) -> str:
+def bits_of(file: Path) -> str | None:
+    """Return the packed precision that holds most of the file's weights as they are."""
+    counts: Counter[str] = Counter()
+    for tensor in _parse(file, "the member").tensors:
+        counts[IN_PACKS.get(tensor.tensor_type.name, "")] += int(tensor.n_elements)
+    return counts.most_common(1)[0][0] or None
+
+
+def describe_loaded(file: Path, name: str, dtype: str) -> str:
     """Say what became of the file's weights, for the user."""
     kinds = Counter(tensor.tensor_type.name for tensor in _parse(file, f"member {name!r}").tensors)
     quantised = [kind for kind, _ in kinds.most_common() if kind not in PLAIN]
-    loaded = f"into plain {str(dtype).removeprefix('torch.')} modules"
     if not quantised:
-        return f"{name}: {file.name} was loaded {loaded}"
-    return f"{name}: {file.name} holds quantised weights ({', '.join(quantised)}), dequantised {loaded}"
+        return f"{name}: {file.name} was loaded into plain {dtype} modules"
+    became = f"packed in {dtype}" if dtype in PACKED else f"dequantised into plain {dtype} modules"
+    return f"{name}: {file.name} holds quantised weights ({', '.join(quantised)}), {became}"

@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import MemberError
 from . import adapters, gguf_files, sources
-from .packed import PACKED, pack_model
-from .precision import widen
+from .packed import PACKED, is_packed, pack_model
+from .precision import packs_pay, widen
 from .quantized import quantization_config
 from .sources import Source
 from .spec import Loading, Member, MemberSpec, dtype_of
@@ -117,8 +117,9 @@ def _load_gguf(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
         with _telling(name, source):
             model, report = gguf_files.load_model(source.path, _options(spec, loading))
             tokenizer = gguf_files.load_tokenizer(source.path)
-        _pack(model, name, spec, loading)
-        note = gguf_files.describe_loaded(source.path, name, model.dtype)
+        _pack(model, name, spec, loading, source)
+        dtype = is_packed(model) or str(model.dtype).removeprefix("torch.")
+        note = gguf_files.describe_loaded(source.path, name, dtype)
     model = _complete(name, model, report, source)
     return _by_default(Member(name, model, spec, source, tokenizer=tokenizer, notes=(note,)), loading)
 
@@ -149,9 +150,13 @@ def _load_full(name: str, spec: MemberSpec, source: Source, loading: Loading) ->
     return model
 
 
-def _pack(model: Any, name: str, spec: MemberSpec, loading: Loading) -> None:
-    """Pack a member's weights where its dtype says so."""
+def _pack(model: Any, name: str, spec: MemberSpec, loading: Loading, source: Source | None = None) -> None:
+    """Pack a member's weights where its dtype says so; by default those of a file that has so few bits, where a CPU
+    multiplies faster by packs."""
     dtype = spec.dtype or loading.dtype
+    if dtype in (None, "auto") and source is not None and model.device.type == "cpu":
+        bits = gguf_files.bits_of(source.path)
+        dtype = bits if bits is not None and packs_pay(bits) else None
     if dtype not in PACKED:
         return
     if spec.quantization is not None or loading.quantization_config is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from .. import __version__
 from ..members import Member
 from ..members.cards import note_undescribed
+from ..members.packed import is_packed
 from ..members.saved import quick, telling_files
 from ..members.sources import Source, digest
 from .calibration import Progress, calibration_prompts
@@ -131,7 +132,7 @@ def _key(model: Any, names: Sequence[str], prompts: Sequence[str]) -> str | None
         "prompts": prompts,
         "template": model.tokenizer.chat_template,
         "tokens": len(model.tokenizer),
-        "dtype": str(model.base.dtype),
+        "dtype": is_packed(model.base) or str(model.base.dtype),
         "base": _identity(members["base"]),
         "experts": [
             [
