@@ -279,7 +279,20 @@ def latency() -> Iterator[str]:
     yield f"From process start to ready: {ready}. Requests per second with as many clients as slots: {rates}."
 
 
-DETAILS = {"latency": latency}
+def precisions() -> Iterator[str]:
+    """What each precision costs and brings on a CPU."""
+    yield "| | nats a token over float32's: experts · base | routed: seen · unseen · plain · near | first · step, ms |"
+    yield "|---|---|---|---|"
+    for each in contents()["precisions"]["tables"]["rows"]:
+        gaps = [
+            f"{each[f'nats_{who}_difference']:+.4f} ± {each[f'nats_{who}_error']:.4f}" for who in ("experts", "base")
+        ]
+        routed = [f"{each[f'routed_{cell}']:.3f}" for cell in ("seen", "unseen", "plain", "near")]
+        times = [f"{each['first_ms']:.0f}", f"{each['step_ms']:.1f}"]
+        yield row(each["precision"], *map(" · ".join, (gaps, routed, times)))
+
+
+DETAILS = {"latency": latency, "precisions": precisions}
 
 
 def with_block(text: str, name: str, lines: Iterator[str]) -> str:
