@@ -10,6 +10,8 @@ import tessellm
 from tessellm.errors import MemberError
 from tessellm.members.packed import FEW_ROWS, GROUP, JoinedLinear, PackedLinear, is_packed
 
+from conftest import save_lora
+
 
 def linear(outputs: int, inputs: int, seed: int = 0, bias: bool = False) -> nn.Linear:
     torch.manual_seed(seed)
@@ -63,6 +65,16 @@ def test_a_packed_composition_is_saved_and_loaded(members_dir, tmp_path, precisi
     assert is_packed(again.member("base")) == is_packed(model.member("base"))
     ids = torch.arange(4, 30)[None]
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_an_adapter_that_is_merged_leaves_no_old_packs(members_dir, tmp_path):
+    adapter = save_lora(members_dir / "base", tmp_path / "own", modules_to_save=["lm_head"])
+    model = tessellm.compose(members_dir / "base", {"own": adapter}, rule="product", dtype="int4")
+    assert is_packed(model.base)
+    assert is_packed(model.member("own")) is None
+    ids = torch.arange(4, 30)[None]
+    few, many = (model.member_logits("own", each, None, 0, {})[:, :1] for each in (ids[:, :1], ids))
+    torch.testing.assert_close(few, many, rtol=0.02, atol=0.05)
 
 
 def test_a_quantization_beside_it_is_refused(members_dir):

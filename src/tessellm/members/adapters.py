@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from ..errors import MemberError
 from . import sources
 from .adapter_config import largest_rank, not_peft, read_adapter_config, short
+from .packed import unpack_model
 from .quantized import check_dora, check_readable, shared_state
 from .trained_on import check_base
 
@@ -83,6 +84,7 @@ def load_adapter(
         vars(adapted)["_peft_model"] = peft_model  # not a submodule: only it knows all that PEFT saves
         return adapted.eval(), False, note
     own = copy.deepcopy(base)
+    unpack_model(own)
     _fit_embeddings(own, changed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about rounding, which the note says

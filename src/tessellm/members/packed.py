@@ -111,6 +111,15 @@ def pack_model(model: Any, precision: str, name: str) -> None:
     model.bfloat16()
 
 
+def unpack_model(model: Any) -> None:
+    """Turn packed layers into plain ones in bfloat16, in place: once their weights change, packs are not what they
+    are."""
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for layer in layers:
+        del layer.packed, layer.scale
+        layer.__class__ = nn.Linear
+
+
 def is_packed(model: Any) -> str | None:
     """Return the precision that a model was packed in."""
     kinds = {module.precision for module in model.modules() if isinstance(module, PackedLinear)}
