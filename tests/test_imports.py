@@ -37,7 +37,7 @@ USES: dict[str, set[str]] = {  # what is made of the library: any of it, and of 
     "inspect": set(),
     "diagnose": set(),
     "evaluate": set(),
-    "tune": {"evaluate"},
+    "tune": set(),
     "bench": set(),
     "serve": {"diagnose"},
     "vllm": {"serve"},

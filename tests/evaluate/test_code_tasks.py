@@ -17,7 +17,7 @@ import pytest
 import tessellm
 from tessellm.errors import EngineError, PromptError
 from tessellm.evaluate import code_tasks, confined
-from tessellm.evaluate.code_tasks import run_code_task, stop_texts
+from tessellm.evaluate.code_tasks import problem_lines, run_code_task, stop_texts
 from tessellm.evaluate.harness import ComposedLM
 from tessellm.evaluate.tasks import GREEDY
 
@@ -51,18 +51,18 @@ def test_prompts_are_evalplus_own_and_judged_by_it(name: str, model: Any, monkey
         told = {"text": text, "tokens": 7, "finish_reason": "stop", "error": None, "seconds": 1.0, "prompt_tokens": 9}
         lm.journal.add(lm._key(prompt, {"until": expected["until"], **GREEDY}), **told)
     held = len(lm.journal)
-    outcome = run_code_task(lm, name, DATA)
+    outcome = run_code_task(lm, name, problem_lines(name, DATA))
     assert len(lm.journal) == held + 1  # evalplus asked for these prompts, character by character, and for no other
     found = [tuple(problem.scores.values()) for problem in outcome.problems]
     assert found == [(base, plus) for _, base, plus in WRITTEN[name]]
     with monkeypatch.context() as patched:  # what was judged once is not run again
         patched.setattr(code_tasks, "score_samples", None)
-        assert run_code_task(lm, name, DATA) == outcome
+        assert run_code_task(lm, name, problem_lines(name, DATA)) == outcome
 
 
 def test_a_composition_runs_end_to_end(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(code_tasks.GREEDY, "max_gen_toks", 6)
-    outcome = run_code_task(ComposedLM(model), "humaneval", DATA, limit=1)
+    outcome = run_code_task(ComposedLM(model), "humaneval", problem_lines("humaneval", DATA)[:1])
     (problem,) = outcome.problems
     assert problem.id == "HumanEval/0"
     assert problem.scores == {"pass@1,base": 0.0, "pass@1,plus": 0.0}
@@ -140,9 +140,9 @@ def test_a_system_that_cannot_confine_runs_nothing(tmp_path: Path, monkeypatch: 
         code_tasks.score_samples("humaneval", samples, DATA / "HumanEvalPlus.jsonl")
 
 
-def test_bad_data_is_named(model: Any, tmp_path: Path) -> None:
+def test_bad_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"HumanEvalPlus\.jsonl is missing"):
-        run_code_task(ComposedLM(model), "humaneval", tmp_path)
+        problem_lines("humaneval", tmp_path)
     (tmp_path / "MbppPlus.jsonl").write_text('{"task_id": "Mbpp/1"}\n')
     with pytest.raises(PromptError, match="line 1: expected a problem of evalplus; it lacks prompt"):
-        run_code_task(ComposedLM(model), "mbpp", tmp_path)
+        problem_lines("mbpp", tmp_path)

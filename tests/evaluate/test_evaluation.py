@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessellm.errors import CheckpointError
+import tessellm
+from tessellm.errors import CheckpointError, RecipeError
 from tessellm.evaluate import tasks
-from tessellm.evaluate.evaluation import check_folder
+from tessellm.evaluate.evaluation import EvaluationPlan, check_folder, columns_of
 from tessellm.evaluate.intervals import bootstrap, compare, sign_flip_test
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.protocol import Outcome, Problem
@@ -160,7 +161,6 @@ def test_members_alone_another_rule_and_a_chat(cli: Any, recipe: Path, tmp_path:
             "--rule is the rule of the column composition",
         ),
         ((f"{recipe}:math", *arguments, "--rules", "product"), "'recipe-math' is a member and speaks alone"),
-        ((f"{recipe}:math", *arguments, "--merges", "ties"), "that is one member: give a composition first"),
     ):
         ran = cli("evaluate", *wrong, "-o", tmp_path / "none")
         assert (ran.code, said in ran.err) == (2, True), ran.err
@@ -216,13 +216,6 @@ def test_a_journal_of_another_version_is_named(cli: Any, recipe: Path, tmp_path:
     assert "gsm8k.jsonl: an entry lacks 'finish_reason'. It is damaged or another version's" in ran.err
 
 
-def test_weights_that_no_composition_takes_are_refused_first(cli: Any, recipe: Path, tmp_path: Path) -> None:
-    ran = cli("tune", recipe, "--tasks", "gsm8k", "--data", DATA, "--try-weights", "1,1e30", "-o", tmp_path / "out")
-    assert ran.code == 2
-    assert "--try-weights: expected numbers within ±1,000,000" in ran.err
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.usefixtures("short")
 def test_another_evaluation_is_not_mixed_in(cli: Any, recipe: Path, tmp_path: Path) -> None:
     arguments = ("evaluate", recipe, "--data", DATA, "--limit", 1, "--columns", "composition", "-o", tmp_path / "out")
@@ -249,3 +242,20 @@ def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
         assert ran.code == 2
         assert message in ran.err
         assert not (tmp_path / "out").exists()
+
+
+def test_columns_of_one_name_are_refused(members_dir: Path) -> None:
+    model = tessellm.compose(members_dir / "base", {"mixture": members_dir / "coding"}, rule="product")
+    with pytest.raises(RecipeError, match="two columns would be called 'mixture'"):
+        columns_of({"model": model}, EvaluationPlan(("math",), rules=("product", "mixture")))
+
+
+def test_rules_are_columns(cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tasks.GREEDY, "max_gen_toks", 6)
+    arguments = ("--tasks", "math", "--data", DATA, "--limit", 1, "-o", tmp_path / "out")
+    assert cli("evaluate", recipe, *arguments, "--rules", "product,mixture").code == 0
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert table["columns"] == ["base", "math", "product", "mixture"]
+    assert table["subject"] == "product"
+    assert {"commit", "hardware", "versions"} <= set(table)
+    assert cli("evaluate", recipe, *arguments, "--rules", "prodct").code == 2

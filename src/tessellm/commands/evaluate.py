@@ -1,4 +1,4 @@
-"""`tessellm evaluate`: base, experts, compositions and merges on the same tasks, by the same protocol."""
+"""`tessellm evaluate`: base, experts and compositions on the same tasks, by the same protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from ..errors import RecipeError
 from .options import ChatOptions, SpeakerOptions
-from .shared import SEEDS, JsonPath, err, numbers, out, words, write_json
+from .shared import JsonPath, err, out, words, write_json
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,6 @@ class ProblemOptions:
     tasks: Annotated[str, typer.Option(help="gsm8k, math, humaneval, mbpp, or tasks of lm-eval, with commas.")]
     data: Annotated[Path | None, typer.Option(help="Local data instead of the hub's: see docs/evaluate.md.")] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of each task.")] = None
-    develop: Annotated[
-        int | None,
-        typer.Option(min=1, help="Problems per task for choosing, kept out of the table; 50 with --merges."),
-    ] = None
-    seed: Annotated[int, typer.Option(**SEEDS, help="Which problems those are; what the merge dare leaves out.")] = 0
 
 
 @dataclass(frozen=True)
@@ -36,12 +31,6 @@ class ColumnOptions:
 
     columns: Annotated[str, typer.Option(help="Which of base, experts, composition.")] = "base,experts,composition"
     rules: Annotated[str, typer.Option(help="Rules that get a column each, instead of the model's own.")] = ""
-    merges: Annotated[
-        str, typer.Option(help="Merges of the first model's members beside: all, or linear, task-arithmetic, ties, …")
-    ] = ""
-    strengths: Annotated[
-        str, typer.Option(help="Strengths of merges to choose among; one alone is taken as it is.")
-    ] = ""
 
 
 def evaluate(
@@ -58,30 +47,26 @@ def evaluate(
     speaker: SpeakerOptions,
     json_path: JsonPath = None,
 ) -> None:
-    """Evaluate members, compositions and merges by one protocol.
+    """Evaluate members and compositions by one protocol.
 
     Writes a table with intervals.
 
-    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,mixture --merges all -o results
+    Example: tessellm evaluate out --tasks gsm8k,math,humaneval,mbpp --rules product,mixture -o results
     """
     from ..errors import require
 
     require("lm_eval", "eval")
     from ..evaluate.evaluation import EvaluationPlan
     from ..evaluate.evaluation import evaluate as run
+    from ..evaluate.runner import Runner
     from ..evaluate.table import markdown
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     plan = EvaluationPlan(
         tasks=words(problems.tasks),
         columns=words(columns.columns),
-        data=str(problems.data) if problems.data is not None else None,
         limit=problems.limit,
         rules=words(columns.rules),
-        merges=words(columns.merges),
-        strengths=numbers(columns.strengths, "--strengths") or None,
-        develop=problems.develop,
-        seed=problems.seed,
     )
     if plan.rules and speaker.rule is not None:
         raise RecipeError(
@@ -97,7 +82,8 @@ def evaluate(
         def note(text: str) -> None:
             err.print(f"note: {text}")
 
-        table = run(loaded, plan, output, batch_size, started, note, chat.as_chat())
+        runner = Runner(problems.data, batch_size, started, note, chat.as_chat())
+        table = run(loaded, plan, output, runner)
     out.print(markdown(table), soft_wrap=True, markup=False)
     write_json(json_path, table.content())
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import TessellmError
 
 COMMANDS, DEMOS = "tessellm.commands", "tessellm.demos"
-LAB = ("probe", "reproduce")
+LAB = ("merges", "probe", "reproduce")
 
 
 def plugin_names(group: str = COMMANDS) -> list[str]:

@@ -21,7 +21,6 @@ from .harness import ComposedLM
 from .journal import key_of
 from .programs import run_confined
 from .protocol import Outcome, Problem
-from .splits import TEST, Part, take_lines
 from .tasks import GREEDY, downloading
 
 TASKS = ("humaneval", "mbpp")
@@ -36,17 +35,9 @@ WORKERS = max(1, (os.cpu_count() or 1) // 2)  # as evalplus
 MEMORY = 16 << 30  # address space of the scorer; evalplus gives each solution four gigabytes
 
 
-def run_code_task(
-    lm: ComposedLM,
-    name: str,
-    data: Path | None = None,
-    limit: int | None = None,
-    workers: int = WORKERS,
-    part: Part = TEST,
-) -> Outcome:
-    """Have evalplus ask, the engine write, evalplus clean and judge."""
-    require("evalplus", "eval")
-    with _problems(name, data, limit, part) as path, tempfile.TemporaryDirectory() as folder:
+def run_code_task(lm: ComposedLM, name: str, lines: Sequence[str], workers: int = WORKERS) -> Outcome:
+    """Have evalplus ask its problems, a JSON line each, the engine write, evalplus clean and judge."""
+    with _problems(name, lines) as path, tempfile.TemporaryDirectory() as folder:
         prompts = _samples(name, Path(folder) / "none.jsonl", {})
         stops = stop_texts(name)
         asked: list[tuple[str, dict[str, Any]]] = [(prompt, {"until": stops, **GREEDY}) for prompt in prompts]
@@ -80,8 +71,7 @@ def judge_texts(
     name: str, data: Path, texts: Mapping[str, Sequence[str]], workers: int = 1
 ) -> dict[str, list[dict[str, float]]]:
     """evalplus' verdicts on texts that were written before, by prompt, in their order."""
-    require("evalplus", "eval")
-    with _problems(name, data, None, TEST) as path, tempfile.TemporaryDirectory() as folder:
+    with _problems(name, problem_lines(name, data)) as path, tempfile.TemporaryDirectory() as folder:
         samples = Path(folder) / "samples.jsonl"
         prompts = _samples(name, samples, texts)
         return dict(zip(prompts, verdicts(name, samples, path, workers).values(), strict=True))
@@ -141,14 +131,13 @@ def _samples(name: str, target: Path, texts: Mapping[str, Sequence[str]]) -> lis
 
 
 @contextmanager
-def _problems(name: str, data: Path | None, limit: int | None, part: Part) -> Iterator[Path]:
+def _problems(name: str, lines: Sequence[str]) -> Iterator[Path]:
     """The problems' file, which evalplus reads instead of its own while this lasts."""
     import evalplus.data.humaneval
     import evalplus.data.mbpp
 
     module: Any = evalplus.data.humaneval if name == "humaneval" else evalplus.data.mbpp
     variable = f"{name.upper()}_OVERRIDE_PATH"
-    lines = take_lines(problem_lines(name, data), part)[:limit]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILES[name]
         path.write_text("".join(lines), encoding="utf-8")
@@ -162,17 +151,13 @@ def _problems(name: str, data: Path | None, limit: int | None, part: Part) -> It
 
 def problem_lines(name: str, data: Path | None) -> list[str]:
     """evalplus' problems, from the folder or as it downloads them."""
+    require("evalplus", "eval")
     from evalplus.data import humaneval, mbpp
 
     check_data(name, data)
     ready = humaneval._ready_human_eval_plus_path if name == "humaneval" else mbpp._ready_mbpp_plus_path
     with downloading(name):
         return _lines(data / FILES[name] if data is not None else Path(ready()))
-
-
-def problem_texts(name: str, data: Path | None) -> list[str]:
-    """What each problem asks."""
-    return [json.loads(line)["prompt"] for line in problem_lines(name, data)]
 
 
 def _lines(path: Path) -> list[str]:

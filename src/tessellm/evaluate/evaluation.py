@@ -2,8 +2,6 @@
 
 DIR/run.json                     what is evaluated; another evaluation in the same folder is refused
 DIR/journals/COLUMN/TASK.jsonl   what was written so far, a line a problem
-DIR/development/METHOD/…         what every strength of a merge scored on the development problems
-DIR/merges/METHOD-λ/             the merges that became columns: checkpoints
 DIR/table.json .md .tex .png     the table
 """
 
@@ -11,10 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..compose import rule_entry
@@ -23,30 +20,19 @@ from ..files import going_on, write_text
 from ..model import ComposedForCausalLM
 from ..model.variants import alone, check_alone, is_alone, with_rule
 from ..provenance import environment
-from ..text.chat import Chat
-from .development import StrengthChoice, choose, strengths_of
-from .merged import Merged
-from .merges import METHODS, methods_for
-from .runner import Runner, headline_scores
-from .splits import Part
+from .runner import Runner
 
 KINDS = ("base", "experts", "composition")
-DEVELOP = 50
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What to evaluate, and how."""
+    """What to evaluate."""
 
     tasks: tuple[str, ...]
     columns: tuple[str, ...] = KINDS
-    data: str | None = None
     limit: int | None = None
     rules: tuple[str, ...] = ()  # a composition's column for each; its own rule if none is given
-    merges: tuple[str, ...] = ()  # methods, or "all"
-    strengths: tuple[float, ...] | None = None  # to choose among, instead of each method's own
-    develop: int | None = None  # problems a task that are kept out of the table; where something is chosen, DEVELOP
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for kind in self.columns:
@@ -54,21 +40,6 @@ class EvaluationPlan:
                 raise RecipeError(f"unknown column {kind!r}; {nearest(kind, KINDS)}")
         for rule in self.rules:
             rule_entry(rule)
-        for method in self.merges:
-            if method not in METHODS and method != "all":
-                raise RecipeError(f"unknown merging method {method!r}; {nearest(method, (*METHODS, 'all'))}")
-        if self.develop is not None and self.develop < 1:
-            raise RecipeError(f"expected at least one development problem a task; got {self.develop}")
-
-    def for_experts(self, count: int) -> EvaluationPlan:
-        """With every method named, of those that can merge so many experts."""
-        return replace(self, merges=tuple(methods_for(count))) if "all" in self.merges else self
-
-    @property
-    def part(self) -> Part:
-        """The test problems: all, unless something is, or was, chosen on development problems."""
-        choosing = any(len(strengths_of(method, self.strengths)) > 1 for method in self.merges)
-        return Part(self.develop or (DEVELOP if choosing else 0), self.seed)
 
 
 @dataclass(frozen=True)
@@ -80,21 +51,19 @@ class Column:
 
 
 def columns_of(models: Mapping[str, ComposedForCausalLM], plan: EvaluationPlan) -> dict[str, Column]:
-    """The table's columns by name, but for merges; base and experts are those of the first model."""
+    """The table's columns by name; base and experts are those of the first model."""
     first = next(iter(models.values()))
     members = [] if is_alone(first) else list(first.members)
     found = {name: alone(first, name) for name in members if ("base" if name == "base" else "experts") in plan.columns}
     if "composition" in plan.columns:
         for name, model in _compositions(models, plan.rules).items():
             if name in found:
-                raise _same_name(name)
+                raise same_name(name)
             found[name] = model
-    if taken := sorted(set(found) & set(plan.merges)):
-        raise _same_name(taken[0])
     return {name: Column(identity(model), partial(_itself, model)) for name, model in found.items()}
 
 
-def _same_name(name: str) -> RecipeError:
+def same_name(name: str) -> RecipeError:
     return RecipeError(f"two columns would be called {name!r}. Rename the member, or the model's folder")
 
 
@@ -114,65 +83,42 @@ def _compositions(models: Mapping[str, ComposedForCausalLM], rules: Sequence[str
     }
 
 
-def evaluate(
-    models: Mapping[str, ComposedForCausalLM],
-    plan: EvaluationPlan,
-    folder: Path,
-    batch_size: int = 8,
-    progress: Callable[[str, str], Callable[[int], None]] = lambda column, task: lambda done: None,
-    note: Callable[[str], None] = lambda text: None,
-    chat: Chat | None = None,
-) -> Any:
+def subject_of(columns: Mapping[str, Column], model: ComposedForCausalLM) -> str | None:
+    """Return the column that the others are compared with: the first that is no member alone."""
+    return next((name for name in columns if name not in model.members), None)
+
+
+def evaluate(models: Mapping[str, ComposedForCausalLM], plan: EvaluationPlan, folder: Path, runner: Runner) -> Any:
     """Run what is not yet done and write the table; returns it."""
     require("lm_eval", "eval")
     from .table import make_table
 
-    first = next(iter(models.values()))
-    plan = plan.for_experts(len(first.members) - 1)
-    runner = Runner(Path(plan.data) if plan.data is not None else None, batch_size, progress, note, chat)
     columns = columns_of(models, plan)
-    subject = next((name for name in columns if name not in first.members), None)
-    choices: dict[str, StrengthChoice] = {}
-    if plan.merges and is_alone(first):
-        raise RecipeError("--merges merges the first model's members, and that is one member: give a composition first")
-    if plan.merges:
-        columns |= _merge_columns(first, plan, folder, runner, choices)
-    development = runner.check(plan.tasks, plan.part)
-    asked = {"chat": asdict(chat)} if chat is not None else {}
+    runner.check(plan.tasks)
+    outcomes = run_columns(columns, plan, folder, runner)
+    table = make_table(outcomes, subject_of(columns, next(iter(models.values()))), environment("lm_eval", "evalplus"))
+    write_table(table, folder, runner.note)
+    return table
+
+
+def run_columns(
+    columns: Mapping[str, Column],
+    plan: EvaluationPlan,
+    folder: Path,
+    runner: Runner,
+    asked: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return every task's outcomes by column. `asked`: what else tells this evaluation from others."""
     made = {name: each.identity for name, each in columns.items()}
-    check_folder(folder, {"plan": asdict(plan), "columns": made, **asked})
+    about = {"plan": asdict(plan), "columns": made, **runner.identity(), **(asked or {})}
+    check_folder(folder, about)
     outcomes: dict[str, dict[str, Any]] = {task: {} for task in plan.tasks}
     with going_on(folder):
         for name, column in columns.items():
             journals = folder / "journals" / name
-            for task, outcome in runner.run(name, column.load(), plan.tasks, journals, plan.part, plan.limit):
+            for task, outcome in runner.run(name, column.load(), plan.tasks, journals, plan.limit):
                 outcomes[task][name] = outcome
-    made_on = {"seed": plan.seed, **environment("lm_eval", "evalplus", "mergekit")}
-    table = make_table(outcomes, subject, choices, development, made_on)
-    _write(table, folder, note)
-    return table
-
-
-def _merge_columns(
-    model: ComposedForCausalLM, plan: EvaluationPlan, folder: Path, runner: Runner, choices: dict[str, StrengthChoice]
-) -> dict[str, Column]:
-    """A column for every merge of the model's members; how strong it is is chosen when its turn comes."""
-    merged = Merged(model, folder / "merges", plan.seed)
-    part = replace(plan.part, development=True)
-
-    def score(candidate: ComposedForCausalLM, name: str, journals: Path) -> dict[str, float]:
-        outcomes = dict(runner.run(name, candidate, plan.tasks, journals, part))
-        return {task: fmean(scores) for task, scores in headline_scores(outcomes).items()}
-
-    def load(method: str) -> ComposedForCausalLM:
-        strengths = strengths_of(method, plan.strengths)
-        choices[method] = choose(merged, method, strengths, score, folder / "development")
-        return merged.load(method, choices[method].chosen)
-
-    for method in plan.merges:
-        merged.check(method, strengths_of(method, plan.strengths))
-    members = identity(model)["members"]
-    return {method: Column({"merge": method, "members": members}, partial(load, method)) for method in plan.merges}
+    return outcomes
 
 
 def check_folder(folder: Path, what: dict[str, Any]) -> None:
@@ -205,7 +151,8 @@ def identity(model: ComposedForCausalLM) -> dict[str, Any]:
     }
 
 
-def _write(table: Any, folder: Path, note: Callable[[str], None]) -> None:
+def write_table(table: Any, folder: Path, note: Callable[[str], None]) -> None:
+    """Write a table in every form."""
     from .table import draw, latex, markdown
 
     write_text(folder / "table.json", json.dumps(table.content(), indent=2) + "\n")

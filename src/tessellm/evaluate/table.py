@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import require
 from ..files import write_figure
-from .development import StrengthChoice
 from .intervals import Difference, Interval, bootstrap, compare
 from .protocol import Outcome
-from .splits import Development
 from .tasks import HEADLINE
 
 NAMES = {"gsm8k": "GSM8K", "math": "MATH", "humaneval": "HumanEval+", "mbpp": "MBPP+"}
@@ -41,29 +39,28 @@ class Table:
     cells: dict[str, dict[str, Cell]]
     against: dict[str, dict[str, Difference]]
     subject: str | None
-    choices: Mapping[str, StrengthChoice] = field(default_factory=dict)  # of merges, by column
-    development: Mapping[str, Development] = field(default_factory=dict)  # by task, what they were chosen on
-    made_on: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # where it was made and with what
+    notes: tuple[str, ...] = ()  # paragraphs below it
 
     def content(self) -> dict[str, Any]:
         """For programs."""
         content = asdict(self)
-        return {**content, **content.pop("made_on")}
+        del content["notes"]
+        return {**content, **content.pop("about")}
 
 
 def make_table(
     outcomes: Mapping[str, Mapping[str, Outcome]],
     subject: str | None,
-    choices: Mapping[str, StrengthChoice] | None = None,
-    development: Mapping[str, Development] | None = None,
-    made_on: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> Table:
-    """`outcomes` by task, then column. `subject` is the column that the others are compared with. `made_on` is where
+    """`outcomes` by task, then column. `subject` is the column that the others are compared with. `about` is where
     it was made and with what."""
     cells = {task: {name: _cell(outcome) for name, outcome in row.items()} for task, row in outcomes.items()}
     against = {task: _against(row, subject) for task, row in outcomes.items() if subject is not None}
     columns = list(dict.fromkeys(name for row in outcomes.values() for name in row))
-    return Table(columns, cells, against, subject, choices or {}, development or {}, made_on or {})
+    return Table(columns, cells, against, subject, about or {}, tuple(notes))
 
 
 def _against(row: Mapping[str, Outcome], subject: str) -> dict[str, Difference]:
@@ -110,18 +107,7 @@ def markdown(table: Table) -> str:
     note = "Scores in percent with 95 % bootstrap intervals over problems. went on: ended by the limit of tokens alone."
     if table.subject is not None:
         note += f" difference: {table.subject} minus the column, paired; p two-sided."
-    return "\n".join([*lines, "", note, *_choices(table), ""])
-
-
-def _choices(table: Table) -> list[str]:
-    """How merges came to their strengths, as a paragraph."""
-    if not table.choices:
-        return []
-    lines = ["", *(f"- {choice}" for choice in table.choices.values())]
-    if table.development:
-        where = "; ".join(f"{NAMES.get(task, task)}: {found}" for task, found in table.development.items())
-        lines += ["", f"Chosen by the mean score over development problems, none of which is in this table. {where}."]
-    return lines
+    return "\n".join([*lines, "", note, *(line for each in table.notes for line in ("", each)), ""])
 
 
 def _shown(cell: Cell | None) -> str:

@@ -15,7 +15,6 @@ from urllib.error import URLError
 
 from ..errors import PromptError
 from . import answers
-from .splits import TEST, Part, take
 
 NEW_TOKENS = 512
 FEWSHOT_SEED = 1234  # lm-eval's own
@@ -36,14 +35,14 @@ MATH_EXAMPLES = [
 ]
 
 
-def make_task(name: str, data: Path | None = None, part: Part = TEST) -> Any:
-    """A task of lm-eval, ready to be asked for its problems, or for those of a part."""
+def make_task(name: str, data: Path | None = None) -> Any:
+    """A task of lm-eval, ready to be asked for its problems."""
     import datasets
     from lm_eval.api.task import ConfigurableTask
 
     if name not in COLUMNS:
         with downloading(name):
-            return take(_by_name(name), part)
+            return _by_name(name)
     config = gsm8k() if name == "gsm8k" else math()
     if data is not None:
         config |= _local(name, data)
@@ -51,7 +50,7 @@ def make_task(name: str, data: Path | None = None, part: Part = TEST) -> Any:
     with downloading(name):
         task = ConfigurableTask(config=config)
     task.set_fewshot_seed(FEWSHOT_SEED)
-    return take(task, part, text_column(name))
+    return task
 
 
 @contextmanager

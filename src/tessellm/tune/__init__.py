@@ -1,1 +1,1 @@
-"""Weights from a development set: by the likelihood of its texts, or by the score on its problems."""
+"""Weights of Eq. 2 from a development set, by the likelihood of its texts."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tessellm.evaluate.intervals import bootstrap, compare
-from tessellm.evaluate.merges import METHODS
 
 from ..common.claims import Claim, at_least
+from ..merging.merges import METHODS
 from .members import EXPERTS
 from .models import COMPOSED, EQ2, LORA
 from .problems import KINDS

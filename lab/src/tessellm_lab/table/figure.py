@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessellm.evaluate.intervals import bootstrap
 from tessellm.evaluate.merges import METHODS
+
+from tessellm.evaluate.intervals import bootstrap
 
 from ..common.panels import COLOURS, FAINT, INK, caption, panels, save
 from .cells import Pooled

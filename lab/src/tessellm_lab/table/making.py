@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from tessellm.evaluate.merges import METHODS
 from tessellm.provenance import environment
 
 from ..common.stacked import Params, Shape, select
 from ..common.steps import Steps
+from ..merging.merges import METHODS
 from .analysis import analyse
 from .gold import gold_texts
 from .members import EXPERTS, train_base, train_experts, with_deltas

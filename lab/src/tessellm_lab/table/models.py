@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tessellm.compose import compose
-from tessellm.evaluate.merges import METHODS
 from tessellm.model import ComposedForCausalLM
 from tessellm.model.variants import alone
 
 from ..common.stacked import Params, Shape, to_llama
+from ..merging.merges import METHODS
 from ..skills.baselines import merge
 from .gold import Gold, misses
 from .members import EXPERTS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tessellm.evaluate.merges import merge
+from tessellm_lab.merging.merges import merge
 from tessellm_lab.skills.baselines import merge as reference
 
 from conftest import build_model, character_tokenizer, perturbed, save_member

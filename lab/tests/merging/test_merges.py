@@ -1,6 +1,4 @@
-"""Merging by mergekit: what it writes loads, repeats by its seed, and what it cannot merge is refused.
-
-The lab holds it to the papers' formulas: lab/tests/skills/test_mergekit.py."""
+"""Merging by mergekit: what it writes loads, repeats by its seed, and what it cannot merge is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessellm.errors import MemberError, RecipeError
-from tessellm.evaluate.merges import merge, methods_for, recipe
+from tessellm_lab.merging.merges import merge, methods_for, recipe
 
 from conftest import build_model, character_tokenizer, perturbed, save_member
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..errors import MemberError, require
-from ..files import new_directory
-from ..members import Loading, Member, MemberSpec, load_member
-from ..model import ComposedForCausalLM
-from ..model.variants import in_place_of_all
+from tessellm.errors import MemberError, require
+from tessellm.files import new_directory
+from tessellm.members import Loading, Member, MemberSpec, load_member
+from tessellm.model import ComposedForCausalLM
+from tessellm.model.variants import in_place_of_all
+
 from .merges import check_method, merge
 
 

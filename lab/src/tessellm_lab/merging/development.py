@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from ..files import write_text
-from ..model import ComposedForCausalLM
+from tessellm.files import write_text
+from tessellm.model import ComposedForCausalLM
+
 from .merged import Merged
 from .merges import METHODS
 

@@ -1,21 +1,21 @@
-"""The estimates of the page on Gemma 2 2B, by the planner: `python docs/generate_gemma.py`, `--check` to compare."""
+"""The estimates of the page on Gemma 2 2B, by the planner: `python lab/docs/generate_gemma.py`; `--check` compares."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from generate import with_block
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from tessellm.evaluate.evaluation import DEVELOP
-from tessellm.evaluate.merges import METHODS
-from tessellm.evaluate.splits import SHARE
 from tessellm.evaluate.tasks import NEW_TOKENS
 from tessellm.inspect.planning import DEVICES, GIB, USABLE, Device, MemberSize, Needs, speed_limit
+from tessellm_lab.merging.merges import METHODS
+from tessellm_lab.merging.splits import SHARE
+from tessellm_lab.merging.table import DEVELOP
 
 PAGE = Path(__file__).resolve().parent / "gemma-2-2b.md"
 COLUMNS = ("base", "coding", "math", "composed")
@@ -29,6 +29,11 @@ CONTEXT = 2048  # tokens of the longest problem with its answer, rounded up
 HARDWARE = ("rtx-4090", "l40s", "a100-80", "h100", "h200")
 BATCH = 32
 SET_ASIDE = ("HumanEval+", "MBPP+")  # without a training split
+
+
+def with_block(text: str, name: str, lines: Iterator[str]) -> str:
+    block = "\n".join([f"<!-- {name} -->", *lines, f"<!-- end {name} -->"])
+    return re.sub(f"<!-- {name} -->.*?<!-- end {name} -->", lambda _: block, text, flags=re.DOTALL)
 
 
 def member(name: str) -> MemberSize:
@@ -94,7 +99,7 @@ def main() -> int:
     wanted = with_block(with_block(text, "paper", paper()), "machines", machines())
     if "--check" in sys.argv:
         if text != wanted:
-            print(f"out of date: {PAGE}: run python docs/generate_gemma.py")
+            print(f"out of date: {PAGE}: run python lab/docs/generate_gemma.py")
         return int(text != wanted)
     PAGE.write_text(wanted, encoding="utf-8")
     return 0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MemberError, RecipeError, nearest, require
-from ..files import new_directory
+from tessellm.errors import MemberError, RecipeError, nearest, require
+from tessellm.files import new_directory
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import torch
 
 import tessellm
 from tessellm.checkpoint import load
-from tessellm.errors import MemberError, RecipeError
+from tessellm.errors import MemberError
 from tessellm.evaluate import tasks
-from tessellm.evaluate.development import choose
-from tessellm.evaluate.evaluation import EvaluationPlan, columns_of
-from tessellm.evaluate.merged import Merged
-from tessellm.evaluate.splits import Part
 from tessellm.model.variants import alone
+from tessellm_lab.merging.development import choose
+from tessellm_lab.merging.merged import Merged
+from tessellm_lab.merging.splits import Part
+from tessellm_lab.merging.table import MergePlan
 
 from conftest import CHARACTERS, SPECIAL, build_model, character_tokenizer, logits, perturbed, save_member
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).resolve().parents[3] / "tests" / "evaluate" / "data"
 
 
 @pytest.mark.parametrize("expert", ["lora_math", "coding"])
@@ -99,8 +99,8 @@ def test_rules_and_merges_are_columns_with_their_strengths_stated(
     cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tasks.GREEDY, "max_gen_toks", 6)
-    arguments = ("evaluate", recipe, "--tasks", "math,gsm8k", "--data", DATA, "-o", tmp_path / "out")
-    choosing = ("--rules", "product,mixture", "--merges", "linear,ties", "--strengths", "0.5,1", "--develop", 2)
+    arguments = ("merges", recipe, "--tasks", "math,gsm8k", "--data", DATA, "-o", tmp_path / "out")
+    choosing = ("--rules", "product,mixture", "--methods", "linear,ties", "--strengths", "0.5,1", "--develop", 2)
     ran = cli(*arguments, *choosing, "--seed", 3)
     assert ran.code == 0, ran.err
     assert "- ties: lambda = 1, chosen among 0.5, 1\n" in ran.out
@@ -128,29 +128,21 @@ def test_rules_and_merges_are_columns_with_their_strengths_stated(
 
 
 def test_problems_that_something_was_chosen_on_before_are_kept_out_too() -> None:
-    assert EvaluationPlan(("math",)).part == Part(0)
-    assert EvaluationPlan(("math",), merges=("linear",)).part == Part(0)  # nothing to choose
-    assert EvaluationPlan(("math",), merges=("ties",), strengths=(0.5,)).part == Part(0)
-    assert EvaluationPlan(("math",), merges=("ties",), seed=2).part == Part(50, 2)
-    assert EvaluationPlan(("math",), develop=7).part == Part(7)
-
-
-def test_columns_of_one_name_are_refused(members_dir: Path) -> None:
-    model = tessellm.compose(members_dir / "base", {"ties": members_dir / "math", "mixture": members_dir / "coding"})
-    for plan in (EvaluationPlan(("math",), merges=("ties",)), EvaluationPlan(("math",), rules=("product", "mixture"))):
-        with pytest.raises(RecipeError, match=r"two columns would be called '(ties|mixture)'"):
-            columns_of({"model": model}, plan)
+    assert MergePlan(("linear",)).part == Part(0)  # nothing to choose
+    assert MergePlan(("ties",), strengths=(0.5,)).part == Part(0)
+    assert MergePlan(("ties",), seed=2).part == Part(50, 2)
+    assert MergePlan(("linear",), develop=7).part == Part(7)
 
 
 def test_bad_usage_is_named(cli: Any, recipe: Path, tmp_path: Path) -> None:
     for arguments, message in (
-        (("--merges", "tise"), "did you mean 'ties'"),
-        (("--merges", "slerp", "--strengths", "0.5,1.5"), "slerp's t is between 0 and 1; got 1.5"),
+        (("--methods", "tise"), "did you mean 'ties'"),
+        (("--methods", "slerp", "--strengths", "0.5,1.5"), "slerp's t is between 0 and 1; got 1.5"),
         (("--rules", "prodct"), "did you mean 'product'"),
-        (("--merges", "ties", "--strengths", "0.5,x"), "--strengths: expected numbers with commas between them"),
-        (("--merges", "all", "--develop", 9, "--tasks", "gsm8k"), "gsm8k needs 8 worked examples"),
+        (("--methods", "ties", "--strengths", "0.5,x"), "--strengths: expected numbers with commas between them"),
+        (("--develop", 9, "--tasks", "gsm8k"), "gsm8k needs 8 worked examples"),
     ):
-        ran = cli("evaluate", recipe, "--tasks", "math", *arguments, "--data", DATA, "-o", tmp_path / "out")
+        ran = cli("merges", recipe, "--tasks", "math", *arguments, "--data", DATA, "-o", tmp_path / "out")
         assert ran.code == 2, message
         assert message in ran.err
         assert not (tmp_path / "out").exists()

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import PromptError
+from tessellm.errors import PromptError
+from tessellm.evaluate.code_tasks import TASKS, problem_lines
+from tessellm.evaluate.runner import Runner, Selection
+from tessellm.evaluate.tasks import make_task, text_column
 
 SHARE = 4  # at most one of so many test problems is set aside
 DEVELOPMENT = "development"
@@ -97,6 +100,33 @@ def take(task: Any, part: Part, column: str | None = None) -> Any:
         task.sampler.replace_df(pool)
     task.task_docs = task.eval_docs
     return task
+
+
+@dataclass(frozen=True)
+class Developed(Selection):
+    """The problems of a part."""
+
+    part: Part
+
+    def of_task(self, name: str, task: Any) -> Any:
+        return take(task, self.part, text_column(name))
+
+    def of_lines(self, lines: Sequence[str]) -> list[str]:
+        return take_lines(lines, self.part)
+
+
+def check(runner: Runner, tasks: Sequence[str], part: Part) -> dict[str, Development]:
+    """Return where the development problems of each task are; complain of those that cannot be split."""
+    found: dict[str, Development] = {}
+    for name in tasks if part.develop else ():
+        if name in TASKS:
+            texts = [json.loads(line)["prompt"] for line in problem_lines(name, runner.data)]
+            found[name] = draw(texts, "test", part)
+        else:
+            task = make_task(name, runner.data)
+            found[name] = locate(task, part, text_column(name))
+            take(make_task(name, runner.data), replace(part, development=True), text_column(name))
+    return found
 
 
 def take_lines(lines: Sequence[str], part: Part) -> list[str]:

@@ -1,0 +1,1 @@
+"""Merges of a composition's members beside it in one table: made by mergekit, their strengths chosen fairly."""
