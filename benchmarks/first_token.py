@@ -81,7 +81,7 @@ class FirstToken:
         from tessellm.engine.cuda.fused import products, prompts
         from tessellm.engine.cuda.fused.library import wide_logits
 
-        (group,) = self.engine("product", 512, fused=True).steps.work.groups
+        (group,) = self.engine("product", 512, fused=True).executor.work.groups
         fused, members = group.fused, len(group.members)
         if fused is None:
             return {}

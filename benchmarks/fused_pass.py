@@ -90,7 +90,7 @@ def main() -> None:
     for kind, experts in (("lora", 3), ("full", 2)):
         if given.only and kind not in given.only:
             continue
-        whole = random_composition(shape, experts, kind, "evidence", device, dtype)
+        whole = random_composition(shape, experts, kind, "mixture", device, dtype)
         beside = {
             "lora": ("base alone", base_alone(whole), 4),
             "full": ("full, 2 experts", whole, 2 if given.toy else 32),

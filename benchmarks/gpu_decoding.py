@@ -75,7 +75,7 @@ class Bench:
             if dtype != self.dtype:  # one such at a time
                 self.kept = {key: each for key, each in self.kept.items() if str(self.dtype) in key}
                 most = 2 if kind == "full" else 3
-            self.kept[key] = random_composition(self.shapes, most, kind, "evidence", self.device, dtype, 0, self.layers)
+            self.kept[key] = random_composition(self.shapes, most, kind, "mixture", self.device, dtype, 0, self.layers)
         return self.kept[key]
 
     @cached_property
@@ -149,7 +149,7 @@ class Bench:
     def speculation(self, draft: str, batch: int) -> dict[str, Any]:
         if "trained" not in self.kept:
             settings = trained_speculation.settings_for(self.device, self.steps)
-            model, prompts = trained_speculation.composition("evidence", 0, settings, self.members, self.device)
+            model, prompts = trained_speculation.composition("mixture", 0, settings, self.members, self.device)
             found = Engine(model, slots=16).generate(prompts, Sampling(trained_speculation.room(prompts)))
             right = trained_speculation.right_strings(found, trained_speculation.strings(0, settings))
             print(f"  {right:.0%} of the strings are right", flush=True)
@@ -186,7 +186,7 @@ def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     found["full, batch 8"] = partial(bench.full, batch=8)
     found["full, Eq. 2"] = bench.by_product
     for batch in bench.counts:  # last, since they compile the most
-        for draft in ("lookup", "member:base"):
+        for draft in ("lookup",):
             found[f"speculation, {draft}, batch {batch}"] = partial(bench.speculation, draft, batch)
     return found
 
@@ -194,7 +194,7 @@ def items(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
 def draw_all(tables: dict[str, Any], out: Path) -> list[str]:
     drawn = []
     for kind in ("full", "lora"):
-        rows = [row for name, row in tables.items() if name.startswith(f"{kind}, ") and row.get("rule") == "evidence"]
+        rows = [row for name, row in tables.items() if name.startswith(f"{kind}, ") and row.get("rule") == "mixture"]
         if rows:
             draw({"rows": rows}, out / f"{NAME}-{kind}.png")
             drawn.append(f"{NAME}-{kind}.png")

@@ -118,7 +118,7 @@ class Run:
                 while not all(request.tokens for request in requests):
                     self.engine.step()
                 self.engine.step()
-                while all(request.asked < new - 1 for request in requests) and time.monotonic() < stop:
+                while all(request.scheduled < new - 1 for request in requests) and time.monotonic() < stop:
                     drafted.clear()
                     start = time.perf_counter()
                     self.engine.step()
@@ -202,14 +202,13 @@ class StepLog:
 def drafts_of(engine: Engine) -> list[int]:
     """A list to which each pass that verifies drafts adds how long they were."""
     lengths: list[int] = []
-    run = engine.executor.run
+    run: Any = engine.executor.run_verify
 
-    def noted(name: str, run_pass: Any, rows: int, length: int, *given: Any) -> None:
-        if name == "verify":
-            lengths.append(length)
-        run(name, run_pass, rows, length, *given)
+    def noted(rows: int, length: int, *given: Any) -> None:
+        lengths.append(length)
+        run(rows, length, *given)
 
-    engine.executor.run = noted  # type: ignore[method-assign]
+    engine.executor.run_verify = noted
     return lengths
 
 

@@ -16,7 +16,7 @@ FIELDS = (
     "stop", "stream", "stream_options", "tessellm", "logprobs", "top_logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "response_format", "tools", "user", "metadata", "unknown",
 )  # fmt: skip
-RULES = ("product", "evidence", "mixture", "auto", "produkt")
+RULES = ("product", "mixture", "auto", "produkt")
 BODIES = (b"", b"null", b"[]", b"{", b'{"a":' * 2000, b"\xff\xfe", b'{"model": NaN}', b'"' + b"a" * 4000 + b'"')
 PATHS = ("/v1/completions", "/v1/chat/completions")
 

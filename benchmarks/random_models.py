@@ -35,23 +35,21 @@ SHAPES: dict[str, Callable[[], Any]] = {
         sliding_window=64,
         eos_token_id=1,
     ),
-    "llama-512": lambda: LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        max_position_embeddings=8192,
-    ),
-    "llama-tiny": lambda: LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-    ),
+    "llama-512": lambda: llama(32_000, 512, 1376, 8, 8, 8192),
+    "llama-384": lambda: llama(16_000, 384, 1024, 6, 6, 512),
+    "llama-tiny": lambda: llama(256, 32, 64, 2, 4, 512),
 }
+
+
+def llama(vocab_size: int, hidden: int, intermediate: int, layers: int, heads: int, context: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=context,
+    )
 
 
 def random_composition(
@@ -107,7 +105,6 @@ def base_alone(model: ComposedForCausalLM) -> ComposedForCausalLM:
     """The base by itself, around the same tensors: what a composition is compared with."""
     config: Any = copy.deepcopy(model.config)
     config.members = config.members[:1]
-    config.termination = "rule"
     rule = FunctionRule("one member", first_member)
     return ComposedForCausalLM(config, {"base": model.base}, {"base": model.alignments["base"]}, rule)
 

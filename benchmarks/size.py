@@ -26,15 +26,17 @@ def lines(package: Path) -> dict[str, int]:
 
 
 def options() -> dict[str, int]:
-    """Options of each command, --help not counted; the lab's commands too, where it is installed."""
+    """Options of each of the library's commands, --help not counted."""
     import click
     import typer
 
     from tessellm.commands.app import app
+    from tessellm.commands.plugins import plugin_names
 
     group = typer.main.get_command(app)
     context = click.Context(group)
-    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    own = [name for name in group.list_commands(context) if name not in plugin_names()]
+    commands = {name: group.get_command(context, name) for name in own}
     return {
         name: sum(each.param_type_name == "option" for each in command.params)  # --help is made later
         for name, command in commands.items()

@@ -43,7 +43,7 @@ def main() -> None:
     start = time.perf_counter()
     tables = {
         f"{rule}, batch {batch}": measure(rule, batch, ROUNDS, device)
-        for rule in ("product", "evidence")
+        for rule in ("product", "mixture")
         for batch in (1, 8)
     }
     claims = [

@@ -23,23 +23,16 @@ os.environ.update(
 )
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import tessellm
+from random_models import SHAPES
 from tessellm.engine.engine import Engine
 from tessellm.engine.sampling import Sampling
 from tessellm_lab.common.claims import Claim, Result
 
-CONFIG = LlamaConfig(
-    vocab_size=16_000,
-    hidden_size=384,
-    intermediate_size=1024,
-    num_hidden_layers=6,
-    num_attention_heads=6,
-    max_position_embeddings=512,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+CONFIG = SHAPES["llama-384"]()
+CONFIG.bos_token_id = CONFIG.eos_token_id = None
 REQUESTS, NEW, ROUNDS = 32, 48, 3
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 

@@ -21,14 +21,13 @@ def load_model(
     dtype: str | None = None,
     rule: str | None = None,
     only: str | None = None,
-    base: str | None = None,
     progress: Progress | None = None,
 ) -> ComposedForCausalLM:
-    """A composition from its folder or hub id, from a recipe, or from a folder of adapters, on `base` if it is given;
-    `rule`: what a recipe's members are composed by, if it is another than its own, which might take long to make for
-    nothing; `only`: the one member that is wanted, if it can be had without the others; `progress`: called with how
-    many calibration prompts were read, of how many."""
-    found = find_recipe(path, base)
+    """Load a composition from its folder or hub id, from a recipe, or from a folder of adapters. `rule`: what a
+    recipe's members are composed by, if it is another than its own, which might take long to make for nothing; `only`:
+    the one member that is wanted, if it can be had without the others; `progress`: called with how many calibration
+    prompts were read, of how many."""
+    found = find_recipe(path)
     if found is None:
         return load(path, only=only, progress=progress, device_map=device, dtype=dtype or "auto")
     recipe = found.recipe
@@ -47,7 +46,6 @@ def load_speaker(
     dtype: str | None = None,
     rule: str | None = None,
     weights: Mapping[str, float] | None = None,
-    base: str | None = None,
     progress: Progress | None = None,
 ) -> ComposedForCausalLM:
     """Load a composition, under another rule or with other weights if they are given, or one member (MODEL:MEMBER)."""
@@ -56,7 +54,7 @@ def load_speaker(
         check_alone(asked, rule, weights)
     if rule is not None:
         check_rule_name(rule)
-    model = load_model(path, device, dtype, rule if member is None else Product.name, member, base, progress)
+    model = load_model(path, device, dtype, rule if member is None else Product.name, member, progress)
     if member is not None:
         if member not in model.members:
             raise MemberError(no_such_speaker(asked, path, model.config.member_names))

@@ -90,7 +90,7 @@ def recipe(members_dir: Path, tmp_path: Path) -> Path:
 def test_the_command_measures_a_composition_beside_its_base(cli: Any, recipe: Path, tmp_path: Path) -> None:
     ran = cli(
         *("bench", recipe, "--batch", 1, "--batch", 2, "--prompt", 8, "--prompt", 12, "--new-tokens", 4),
-        *("--rounds", 1, "--speculate", "lookup", "--json", tmp_path / "b.json"),
+        *("--speculate", "lookup", "--json", tmp_path / "b.json"),
     )
     assert ran.code == 0, ran.err
     assert "tokens/s" in ran.out

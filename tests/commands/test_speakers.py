@@ -194,7 +194,7 @@ def test_tune_goes_by_the_rule_and_the_chat(cli: Cli, out: Path, tmp_path: Path)
 @pytest.mark.parametrize("options", [("--rule", "product", "--weights", "math=0.5"), ()])
 def test_bench_measures_who_was_asked_for(cli: Cli, out: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     model = f"{out}" if options else f"{out}:math"
-    sizes = ("--prompt", 8, "--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json")
+    sizes = ("--prompt", 8, "--new-tokens", 4, "--json", tmp_path / "b.json")
     ran = cli("bench", model, *sizes, *options)
     assert ran.code == 0, ran.err
     assert json.loads((tmp_path / "b.json").read_text())["rows"][0]["experts"] == (2 if options else 0)

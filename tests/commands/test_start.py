@@ -27,7 +27,7 @@ USAGE = {
     "generate out hi --max-new-tokens 0": 2,
     "bench": 2,
     "tune out": 2,
-    "inspect out --memory 3": 2,
+    "inspect out --context 3": 2,
 }
 START = "import sys; from tessellm.cli import main; print('started', flush=True); main()"
 

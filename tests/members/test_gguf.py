@@ -181,7 +181,7 @@ def test_every_command_runs_on_files_without_a_padding_token(files: Path, tmp_pa
         ("generate", tmp_path / "out", "--file", prompts, "--max-new-tokens", 4, "--engine", "reference"),
         ("diagnose", tmp_path / "out", prompts, "-o", tmp_path / "report.html", "--max-new-tokens", 4),
         ("tune", tmp_path / "out", prompts, "--rule", "product"),
-        ("bench", tmp_path / "out", "--new-tokens", 4, "--rounds", 1, "--prompt", 8),
+        ("bench", tmp_path / "out", "--new-tokens", 4, "--prompt", 8),
     ):
         ran = cli(*command)
         assert ran.code == 0, (command, ran.err)

@@ -11,6 +11,8 @@ from rich.table import Table
 from .options import SpeakerOptions
 from .shared import NARROW, JsonPath, ModelPath, err, out, readable_size, write_json
 
+ROUNDS = 3  # turns of the composition and its base; medians are shown
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -21,7 +23,6 @@ class SweepOptions:
         list[int] | None, typer.Option(help="Tokens of context; several: a sweep.  [default: 128]")
     ] = None  # fmt: skip
     new_tokens: Annotated[int, typer.Option(min=2)] = 64
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of the composition and its base; medians are shown.")] = 3
     speculate: Annotated[
         str | None, typer.Option(metavar="HOW", help="Also with drafts, in turns with the engine without: lookup.")
     ] = None
@@ -50,7 +51,7 @@ def bench(model: ModelPath, *, swept: SweepOptions, speaker: SpeakerOptions, jso
         swept.batch or (1,),
         swept.prompt or (128,),
         swept.new_tokens,
-        swept.rounds,
+        ROUNDS,
         speculation,
         _progress,
         swept.against or (),

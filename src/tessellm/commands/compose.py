@@ -9,14 +9,19 @@ import typer
 from rich.markup import escape
 
 from ..errors import RecipeError
-from .shared import Base, JsonPath, calibration_progress, err, out, write_json
+from .shared import JsonPath, calibration_progress, err, out, write_json
 
 
 def compose(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML or JSON recipe, or a folder of adapters.")],
     directory: Annotated[Path, typer.Option("--out", "-o", help="The composition's folder.")],
     self_contained: Annotated[bool, typer.Option(help="Store the members' weights inside.")] = False,
-    base: Base = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a folder of adapters: their base, in place of the one that they name.", show_default=False
+        ),
+    ] = None,
     json_path: JsonPath = None,
 ) -> None:
     """Make a checkpoint from a recipe or a folder of adapters.

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .options import ChatOptions, SpeakerOptions
-from .shared import PLAIN, JsonPath, ModelPath, Seed, err, out, writable, write_json
+from .shared import PLAIN, JsonPath, ModelPath, err, out, writable, write_json
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
@@ -23,8 +23,6 @@ class WritingOptions:
     """What is written after a prompt"""
 
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How much.")] = 64
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 writes greedily.")] = 0.0
-    seed: Seed = 0
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at once.")] = 8
 
 
@@ -60,8 +58,7 @@ def diagnose(
         found = measure(
             composition, examples, batch_size=writing.batch_size, skip_malformed=skip_malformed,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
-            max_new_tokens=writing.max_new_tokens, temperature=writing.temperature, seed=writing.seed,
-            chat=chat.as_chat(),
+            max_new_tokens=writing.max_new_tokens, chat=chat.as_chat(),
         )  # fmt: skip
     for problem in (*problems, *found.skipped):
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RecipeError
-from .shared import PLAIN, Base, Dtype, JsonPath, ModelPath, calibration_progress, out, readable_size, write_json
+from .shared import PLAIN, Dtype, JsonPath, ModelPath, calibration_progress, out, readable_size, write_json
 
 LONGEST_SHOWN = 60  # characters of a rule's parameter
 
@@ -22,29 +22,26 @@ class PlanOptions:
 
     plan: Annotated[bool, typer.Option("--plan", help="Show that instead; loads nothing.")] = False
     hardware: Annotated[
-        list[str] | None, typer.Option(help="With --plan: a preset, such as h100; may be given several times.")
+        list[str] | None,
+        typer.Option(help="With --plan: a preset, or GiB@GB/s of a device; may be given several times."),
     ] = None
-    memory: Annotated[float | None, typer.Option(help="With --plan: GiB of one device of your own.")] = None
-    bandwidth: Annotated[float | None, typer.Option(help="With --plan: GB/s that it reads.")] = None
     context: Annotated[int | None, typer.Option(min=1, help="With --plan: tokens of a request; 4096, or less.")] = None
 
 
-def inspect(
-    model: ModelPath, *, planned: PlanOptions, dtype: Dtype = None, base: Base = None, json_path: JsonPath = None
-) -> None:
+def inspect(model: ModelPath, *, planned: PlanOptions, dtype: Dtype = None, json_path: JsonPath = None) -> None:
     """Show members, sizes, shared bytes, vocabularies and rule.
 
     With --plan: memory, largest batch and speed limit. Example: tessellm inspect out --plan --hardware h100
     """
     if planned.plan:
-        show_plan(model, planned, dtype, base, json_path)
+        show_plan(model, planned, dtype, json_path)
         return
     if planned != PlanOptions():
-        raise RecipeError("--hardware, --memory, --bandwidth and --context say what to plan for: give --plan too")
+        raise RecipeError("--hardware and --context say what to plan for: give --plan too")
     from ..inspect.inspection import inspect_model
     from ..load import load_model
 
-    report = inspect_model(load_model(model, None, dtype, base=base, progress=calibration_progress()))
+    report = inspect_model(load_model(model, None, dtype, progress=calibration_progress()))
     table = Table("member", "kind", "weight", "model", "parameters", "memory", "dtype", "context", **PLAIN)
     for row in report["members"]:
         shown = {**row, "parameters": f"{row['parameters']:,}", "added_bytes": readable_size(row["added_bytes"])}
@@ -77,15 +74,12 @@ def _shown(value: Any) -> str:
     return str(value) if len(str(value)) <= LONGEST_SHOWN else f"({len(value)} entries)"
 
 
-def show_plan(model: str, planned: PlanOptions, dtype: str | None, base: str | None, json_path: Path | None) -> None:
+def show_plan(model: str, planned: PlanOptions, dtype: str | None, json_path: Path | None) -> None:
     """Show what the composition needs, and a line for every kind of device."""
     from ..inspect.planning import DEVICES, device_named, plan, read_needs, report
 
-    memory, bandwidth = planned.memory, planned.bandwidth
-    own = memory is not None or bandwidth is not None
-    names: list[str | None] = [*(planned.hardware or ())] or ([None] if own else [*DEVICES])
-    devices = [device_named(name, memory, bandwidth) for name in names]
-    needs = read_needs(model, dtype, base)
+    devices = [device_named(name) for name in planned.hardware or DEVICES]
+    needs = read_needs(model, dtype)
     longest = needs.context or 4096
     plans = [plan(needs, each, min(planned.context or 4096, longest)) for each in devices]
     table = Table("member", "kind", "parameters", "weights", "cache a token", **PLAIN)

@@ -34,10 +34,10 @@ class SpeakerOptions(Placement):
         from ..load import load_speaker, split_speaker
         from ..recipe import find_recipe
 
-        found = find_recipe(split_speaker(model)[0], self.base)
+        found = find_recipe(split_speaker(model)[0])
         for note in found.notes if found else ():
             err.print(f"note: {escape(note)}", soft_wrap=True)
-        return load_speaker(model, self.device, self.dtype, self.rule, weights, self.base, calibration_progress())
+        return load_speaker(model, self.device, self.dtype, self.rule, weights, calibration_progress())
 
     def load_composition(self, model: str, purpose: str) -> Any:
         """Load a composition; refuse a member alone, of which there is nothing to say."""

@@ -12,7 +12,6 @@ from rich.table import Table
 from .shared import (
     NARROW,
     PLAIN,
-    Base,
     Device,
     Dtype,
     JsonPath,
@@ -41,7 +40,6 @@ def route(
     plot: Annotated[
         Path | None, typer.Option(callback=writable, help="Draw the confusion matrix of labelled prompts here.")
     ] = None,
-    base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
     json_path: JsonPath = None,
@@ -62,7 +60,7 @@ def route(
     labelled = any(prompt.label is not None for prompt in asked)
     if plot is not None and not labelled:
         raise PromptError("--plot draws a confusion matrix, which needs labels: give --file with a key skill or label")
-    composition = load_model(model, device, dtype, base=base, progress=calibration_progress())
+    composition = load_model(model, device, dtype, progress=calibration_progress())
     labels = checked_labels(asked, composition.config.member_names) if labelled else []
     routes = cast(list[Any], composition.route([prompt.prompt for prompt in asked]))
     if labelled:

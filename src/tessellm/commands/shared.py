@@ -47,10 +47,6 @@ SpeakerPath = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL}; MOD
 Device = Annotated[str | None, typer.Option(help="Where members run: cpu, cuda, cuda:1, auto, …")]
 SEEDS: Any = {"min": 0, "max": 2**32 - 1}  # past these, torch draws what it draws for another seed
 Seed = Annotated[int, typer.Option(**SEEDS)]
-Base = Annotated[
-    str | None,
-    typer.Option(help="Of a folder of adapters: their base, in place of the one that they name.", show_default=False),
-]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, float16, or, on a CPU, int8 or int4; as stored if not given.")
 ]
@@ -62,7 +58,6 @@ class Placement:
 
     device: Device = None
     dtype: Dtype = None
-    base: Base = None
 
 
 def calibration_progress() -> Callable[[int, int], None]:

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from ..errors import RecipeError
 from .options import ChatOptions, SpeakerOptions
 from .shared import (
     PLAIN,
@@ -44,7 +43,6 @@ class Saving:
     """To keep what was found"""
 
     save: Annotated[Path | None, typer.Option(help="Save the composition with what was found here.")] = None
-    self_contained: Annotated[bool, typer.Option(help="With --save, store the members' weights inside.")] = False
 
 
 def tune(
@@ -69,14 +67,12 @@ def tune(
     from ..checkpoint import check_target
     from ..provenance import environment
 
-    if saving.self_contained and saving.save is None:
-        raise RecipeError("--self-contained goes with --save FOLDER: without it nothing is stored")
     if saving.save is not None:
         check_target(saving.save)
     composition, tuning = by_likelihood(model, development, judging, asked)
     if saving.save is not None:
         composition.set_rule(weights=list(tuning.weights.values()))
-        composition.save_pretrained(saving.save, self_contained=saving.self_contained)
+        composition.save_pretrained(saving.save)
         out.print(f"saved with these weights → {escape(str(saving.save))}", soft_wrap=True)
     write_json(json_path, {**asdict(tuning), "seed": judging.seed, **environment()})
 

@@ -174,33 +174,26 @@ def speed_limit(needs: Needs, device: Device, context: int, size: int, requests:
     return requests * size * device.gb_a_second * 1e9 / read
 
 
-def device_named(name: str | None, gib: float | None = None, gb_a_second: float | None = None) -> Device:
-    """A preset, or numbers of one's own, or a preset with one of them changed."""
-    if name is not None and name not in DEVICES:
-        raise RecipeError(f"unknown hardware {name!r}; {nearest(name, DEVICES)}")
-    preset = DEVICES[name] if name is not None else None
-    memory, bandwidth = (
-        own if own is not None else getattr(preset, key, None)
-        for own, key in ((gib, "gib"), (gb_a_second, "gb_a_second"))
-    )
-    if memory is None or bandwidth is None:
-        raise RecipeError("own hardware needs both numbers: --memory (GiB) and --bandwidth (GB/s)")
-    if not all(0 < number <= LARGEST for number in (memory, bandwidth)):
-        raise RecipeError(
-            f"memory and bandwidth must be above 0 and at most {LARGEST:g}; got {memory} GiB and {bandwidth} GB/s"
-        )
-    if preset is not None and gib is None and gb_a_second is None:
-        return preset
-    most = preset.most if preset is not None else Device.most
-    name = f"{memory:g} GiB, {bandwidth:g} GB/s"
-    return Device(name, memory, bandwidth, most, preset is not None and preset.on_cpu)
+def device_named(name: str) -> Device:
+    """Return a preset, or a device of one's own from its GiB and GB/s: "24@1008"."""
+    if name in DEVICES:
+        return DEVICES[name]
+    memory, _, bandwidth = name.partition("@")
+    try:
+        own = float(memory), float(bandwidth)
+    except ValueError:
+        known = "or a device's GiB and GB/s, such as 24@1008"
+        raise RecipeError(f"unknown hardware {name!r}; {nearest(name, DEVICES)}, {known}") from None
+    if not all(0 < number <= LARGEST for number in own):
+        raise RecipeError(f"memory and bandwidth must be above 0 and at most {LARGEST:g}; got {name!r}")
+    return Device(f"{own[0]:g} GiB, {own[1]:g} GB/s", *own)
 
 
-def read_needs(model: str, dtype: str | None = None, base: str | None = None) -> Needs:
+def read_needs(model: str, dtype: str | None = None) -> Needs:
     """What a saved composition, a recipe or a folder of adapters needs. Nothing but configs and headers is read."""
     if dtype is not None and dtype not in DTYPES:
         raise RecipeError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
-    written = find_recipe(model, base)
+    written = find_recipe(model)
     places, rule = _saved(model) if written is None else _from_recipe(written)
     sizes: list[MemberSize] = []
     for name, (source, kind) in places.items():

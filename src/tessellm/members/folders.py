@@ -19,6 +19,7 @@ from .trained_on import model_words
 
 MOST = 1000  # adapters in a folder
 SHOWN = 5  # names in a note
+NAMED = "Name it: tessellm compose FOLDER --base BASE -o OUT"
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,12 @@ def _base_of(adapters: Mapping[str, Path]) -> tuple[str, list[str]]:
     """Find the base that adapters name in their configurations, perhaps some of them copies of it."""
     named = {name: stated for name, adapter in adapters.items() if (stated := _stated_base(adapter)) is not None}
     if not named:
-        raise MemberError(f"none of {_listed(list(adapters))} says which base it was trained on. Name it with --base")
+        raise MemberError(f"none of {_listed(list(adapters))} says which base it was trained on. {NAMED}")
     kinds = {stated: model_words(stated) for stated in named.values()}
     if len(set(kinds.values())) > 1:
         owners = {stated: [name for name, each in named.items() if each == stated] for stated in kinds}
         told = "; ".join(f"{quoted(stated)} ({_listed(names)})" for stated, names in owners.items())
-        raise MemberError(
-            f"the adapters name several bases: {told}. Name one with --base, or keep adapters of one base in a folder"
-        )
+        raise MemberError(f"the adapters name several bases: {told}. {NAMED}, or keep adapters of one base in a folder")
     counts = Counter(named.values())
     plain = min(len(stated) for stated in counts)  # copies add words to a name
     return _place(max(counts, key=lambda stated: (len(stated) == plain, counts[stated])))
@@ -133,9 +132,11 @@ def _place(stated: str) -> tuple[str, list[str]]:
         package = sources.SHORT[short].removeprefix(sources.PACKAGE).partition("/")[0]
         if importlib.util.find_spec(package) is not None:
             project = package.replace("_", "-")
-            return short, [f"the base {stated} is the file in the installed package {project}; --base names another"]
+            return short, [
+                f"the base {stated} is the file in the installed package {project}; `tessellm compose --base` names another"
+            ]
     if not sources.HUB_ID.match(stated):
-        raise MemberError(f"the adapters name the base {quoted(stated)}, which is not here. Name it with --base")
+        raise MemberError(f"the adapters name the base {quoted(stated)}, which is not here. {NAMED}")
     return stated, []
 
 
