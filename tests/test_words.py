@@ -29,17 +29,12 @@ BANNED = {  # a word, and what to say instead
 }
 BANNED_IN_NAMES = r"laws?|habits?|beliefs?|astray|whoever|asleep|awake|said|heard|spoilt|tainted|voices?"
 ROOMS_NOT_CLEAN = (
-    "bench",
     "commands",
     "demo",
     "diagnose",
-    "evaluate",
-    "inspect",
     "routing",
-    "rules",
     "serve",
     "text",
-    "tune",
     "vllm",
 )
 PAGES = [

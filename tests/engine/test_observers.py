@@ -22,7 +22,7 @@ from decoding_cases import composition, prompts
 
 def observer(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
     said_MB = logp_MB1V.gather(-1, token_B1[None, ..., None].expand(len(logp_MB1V), -1, 1, 1))[:, :, 0, 0]
-    best_B, share_BM = composed_B1V[:, 0].amax(-1), why.belief_BTM[:, 0]
+    best_B, share_BM = composed_B1V[:, 0].amax(-1), why.share_BTM[:, 0]
     return {"token": token_B1[:, 0], "best": best_B, "members": said_MB.T, "share": share_BM}
 
 

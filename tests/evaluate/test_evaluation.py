@@ -20,7 +20,7 @@ from tessellm.evaluate.evaluation import EvaluationPlan, check_folder, columns_o
 from tessellm.evaluate.intervals import bootstrap, compare, sign_flip_test
 from tessellm.evaluate.journal import Journal
 from tessellm.evaluate.protocol import Outcome, Problem
-from tessellm.evaluate.table import draw, latex, make_table, markdown
+from tessellm.evaluate.table import make_table, markdown
 
 from conftest import build_model, character_tokenizer, perturbed, press_ctrl_c, save_member
 
@@ -63,17 +63,13 @@ def outcome(scores: str) -> Outcome:
     return Outcome("math", problems)
 
 
-def test_a_table_in_every_form(tmp_path: Path) -> None:
+def test_a_table_as_markdown() -> None:
     table = make_table({"math": {"base": outcome("0000"), "a_b": outcome("1110")}}, "a_b")
     assert table.cells["math"]["a_b"].score.mean == 0.75
     assert table.cells["math"]["a_b"].went_on == 0.75
     assert table.against["math"]["base"].p == 0.25
     assert "| MATH | 0.0 (0.0–60.2) | 75.0 (25.0–100.0) |" in markdown(table)
     assert "+75.0 (+25.0 to +100.0) | 0.25 |" in markdown(table)
-    assert r"MATH & $0.0_{0.0}^{60.2}$ & $75.0_{25.0}^{100.0}$ \\" in latex(table)
-    assert r" & base & a\_b \\" in latex(table)
-    draw(table, tmp_path / "table.png")
-    assert (tmp_path / "table.png").stat().st_size > 5000
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +97,7 @@ def without_times(folder: Path) -> list[str]:
     lines = (folder / "table.md").read_text().splitlines()
     cells = [line.split(" | ") for line in lines]
     shown = [" | ".join(row[:6] + row[7:]) if len(row) == 9 else line for row, line in zip(cells, lines, strict=True)]
-    return [json.dumps(table), "\n".join(shown), (folder / "table.tex").read_text()]
+    return [json.dumps(table), "\n".join(shown)]
 
 
 @pytest.mark.timeout(600)  # a busy machine

@@ -75,7 +75,7 @@ def encoded(model: ComposedForCausalLM, prompts: Sequence[Asked]) -> list[list[i
 
 def watch_belief(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
     """Observe each member's share in what is said."""
-    return {"belief": why.belief_BTM[:, 0]}
+    return {"belief": why.share_BTM[:, 0]}
 
 
 def _engine(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new_tokens: int) -> Engine:

@@ -59,10 +59,9 @@ class Page:
             return rounded(trace[name][at].tolist())
 
         row: dict[str, Any] = {"token": self.string(trace.token_text(token)), "owner": owner}
-        names = {"kl": "divergence", "js": "jensen_shannon", "tv": "total_variation"}
         for name in ("log_z", "clash", "gap", "novel", "logprob", "hazard"):
             row[name] = numbers(name)
-        row |= {short: numbers(name) for short, name in names.items()}
+        row["kl"] = numbers("divergence")
         row["top"] = [
             [[self.string(trace.token_text(i)), rounded(p)] for i, p in zip(ids, logs, strict=True)]
             for ids, logs in zip(trace.top_ids[at].tolist(), trace.top_logprobs[at].tolist(), strict=True)

@@ -19,7 +19,7 @@ function show(node) {
     make("span", `clash ${number(row.clash)}`), make("span", `gap ${number(row.gap)}`));
   if (row.novel) head.append(make("b", "nobody's favourite"));
   const table = make("table"), top = make("tr");
-  const columns = ["member", "this token", "KL", "JS", "TV", "stops", "would say"];
+  const columns = ["member", "this token", "KL", "stops", "would say"];
   columns.forEach((name, at) => top.append(make("th", name, at && at < columns.length - 1 ? "n" : "")));
   table.append(top);
   data.voices.forEach((voice, m) => {
@@ -28,7 +28,7 @@ function show(node) {
     dot.style.setProperty("--c", data.colours[m]);
     name.append(dot, voice);
     line.append(name, make("td", chance(row.logprob[m]), "n"));
-    for (const key of ["kl", "js", "tv"]) line.append(make("td", expert ? number(row[key][m - 1]) : "", "n"));
+    line.append(make("td", expert ? number(row.kl[m - 1]) : "", "n"));
     line.append(make("td", chance(Math.log(row.hazard[m])), "n"));
     const said = make("td");
     row.top[m].forEach(([string, log]) => said.append(make("code", data.strings[string], string === row.token ? "w" : ""), make("small", chance(log))));

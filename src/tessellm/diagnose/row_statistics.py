@@ -29,8 +29,6 @@ class Statistics(NamedTuple):
     owner_BT: Tensor  # whose word it is: see `owners`
     share_BTM: Tensor  # of each member in what is said, as the rule has it; sums to 1
     divergence_BTK: Tensor  # KL(p_i ‖ p_b), nats
-    jensen_shannon_BTK: Tensor  # nats
-    total_variation_BTK: Tensor
     epsilon_BTK: Tensor  # sup_v |log p_i − log p_b|
     log_z_BT: Tensor  # of Eq. 2 over all experts: zero where the theory holds
     pair_log_z_BTKK: Tensor  # of Eq. 2 over two experts; zero on the diagonal
@@ -63,10 +61,8 @@ def statistics(
     ids_BTNC = rows.top_ids_RNC
     return Statistics(
         owner_BT=owners(nearest_BT * (rows.away_RM[..., 0] > gap_kl_BT + ACTIVE), why),
-        share_BTM=why.belief_BTM,
+        share_BTM=why.share_BTM,
         divergence_BTK=rows.divergence_RK,
-        jensen_shannon_BTK=rows.jensen_shannon_RK,
-        total_variation_BTK=rows.total_variation_RK,
         epsilon_BTK=rows.epsilon_RK,
         log_z_BT=rows.log_z_R,
         pair_log_z_BTKK=rows.pair_log_z_RKK,

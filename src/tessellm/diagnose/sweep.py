@@ -8,7 +8,6 @@ Shapes: M members (0 is the base), K experts, R rows, V vocabulary, N voices: me
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -29,8 +28,6 @@ class Swept(NamedTuple):
     """Of every row; what the names mean is said in row_statistics.py."""
 
     divergence_RK: Tensor
-    jensen_shannon_RK: Tensor
-    total_variation_RK: Tensor
     epsilon_RK: Tensor
     log_z_R: Tensor
     pair_log_z_RKK: Tensor
@@ -78,8 +75,6 @@ def block(logp_MRV: Tensor, composed_RV: Tensor, rule: ComposedRule) -> Swept:
         clash_R = distance_to(nearest_R, product_RV, prob_MRV)
     return Swept(
         divergence_RK=torch.linalg.vecdot(prob_MRV[1:], ratio_KRV).clamp_min_(0).T,
-        jensen_shannon_RK=jensen_shannon(prob_MRV, entropy_MR).T,
-        total_variation_RK=half_distance(prob_MRV[1:], prob_MRV[0]).T,
         epsilon_RK=epsilon_KR.masked_fill_(epsilon_KR > -IMPOSSIBLE, torch.inf).T,
         log_z_R=(most_R1 + total_R1.log())[:, 0],
         pair_log_z_RKK=pair_log_z_RKK,
@@ -130,10 +125,3 @@ def pairs(prob_MRV: Tensor, ratio_KRV: Tensor, favourite_KR1: Tensor) -> tuple[T
     both_RKK = torch.einsum("krv,lrv->rkl", prob_MRV[1:] * wanted_KRV, factor_KRV.mul_(wanted_KRV))
     itself_KK = torch.eye(len(ratio_KRV), dtype=torch.bool, device=z_RKK.device)
     return z_RKK.log().masked_fill_(itself_KK, 0.0), (both_RKK / z_RKK).masked_fill_(itself_KK, 1.0)
-
-
-def jensen_shannon(prob_MRV: Tensor, entropy_MR: Tensor) -> Tensor:
-    """Every expert's from the base: the entropy of the mean, less the mean of the entropies."""
-    twice_KRV = prob_MRV[1:] + prob_MRV[0]
-    mixed_KR = math.log(2) - torch.linalg.vecdot(twice_KRV, twice_KRV.clamp_min(TINY).log_()) / 2
-    return (mixed_KR - (entropy_MR[1:] + entropy_MR[0]) / 2).clamp_min_(0)

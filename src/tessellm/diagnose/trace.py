@@ -31,7 +31,7 @@ class Trace:
 
     owner [B,T]            whose word it is: 0 the base, i expert i
     share [B,T,M]          of each member in what is said; a style's is what it moved
-    divergence [B,T,K]     KL(p_i ‖ p_b); also jensen_shannon, total_variation, and epsilon: sup_v |log p_i − log p_b|
+    divergence [B,T,K]     KL(p_i ‖ p_b); also epsilon: sup_v |log p_i − log p_b|
     log_z [B,T]            of Eq. 2 over all experts; pair_log_z, pair_accord [B,T,K,K] of any two
     clash [B,T]            total variation between Eq. 2 over all experts and the nearest member, whatever the rule
     novel [B,T]            the composed favourite is no member's
@@ -135,7 +135,7 @@ class Trace:
 
 
 PER_MEMBER = {
-    "divergence": "K", "jensen_shannon": "K", "total_variation": "K", "epsilon": "K",
+    "divergence": "K", "epsilon": "K",
     "logprob": "N", "entropy": "N", "hazard": "N", "share": "M", "law": "L",
 }  # fmt: skip
 IN_ROWS = {"law": "belief"}  # as the server names it

@@ -2,7 +2,7 @@
 
 DIR/run.json                     what is evaluated; another evaluation in the same folder is refused
 DIR/journals/COLUMN/TASK.jsonl   what was written so far, a line a problem
-DIR/table.json .md .tex .png     the table
+DIR/table.json .md               the table
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compose import rule_entry
-from ..errors import CheckpointError, MissingExtraError, RecipeError, nearest, require
+from ..errors import CheckpointError, RecipeError, nearest, require
 from ..files import going_on, write_text
 from ..model import ComposedForCausalLM
 from ..model.variants import alone, check_alone, is_alone, with_rule
@@ -97,7 +97,7 @@ def evaluate(models: Mapping[str, ComposedForCausalLM], plan: EvaluationPlan, fo
     runner.check(plan.tasks)
     outcomes = run_columns(columns, plan, folder, runner)
     table = make_table(outcomes, subject_of(columns, next(iter(models.values()))), environment("lm_eval", "evalplus"))
-    write_table(table, folder, runner.note)
+    write_table(table, folder)
     return table
 
 
@@ -151,14 +151,9 @@ def identity(model: ComposedForCausalLM) -> dict[str, Any]:
     }
 
 
-def write_table(table: Any, folder: Path, note: Callable[[str], None]) -> None:
-    """Write a table in every form."""
-    from .table import draw, latex, markdown
+def write_table(table: Any, folder: Path) -> None:
+    """Write a table in both forms."""
+    from .table import markdown
 
     write_text(folder / "table.json", json.dumps(table.content(), indent=2) + "\n")
     write_text(folder / "table.md", markdown(table))
-    write_text(folder / "table.tex", latex(table))
-    try:
-        draw(table, folder / "table.png")
-    except MissingExtraError as error:
-        note(f"no picture: {error}")

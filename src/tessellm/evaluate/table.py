@@ -1,14 +1,11 @@
-"""The table: a row per task, a column per model, with intervals; as JSON, Markdown, LaTeX and a picture."""
+"""The table: a row per task, a column per model, with intervals; as JSON and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ..errors import require
-from ..files import write_figure
 from .intervals import Difference, Interval, bootstrap, compare
 from .protocol import Outcome
 from .tasks import HEADLINE
@@ -123,48 +120,3 @@ def _difference(table: Table, task: str, name: str) -> str:
         return " | "
     mean, low, high = (100 * each for each in (found.interval.mean, found.interval.low, found.interval.high))
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}) | {found.p:.2g}"
-
-
-def latex(table: Table) -> str:
-    """The first part, as a tabular with booktabs' rules."""
-    lines = [r"\begin{tabular}{l" + "c" * len(table.columns) + "}", r"\toprule"]
-    lines.append(" & ".join(["", *map(_escaped, table.columns)]) + r" \\")
-    lines.append(r"\midrule")
-    for task, row in table.cells.items():
-        cells = []
-        for name in table.columns:
-            cell = row.get(name)
-            low, high = (cell.score.low, cell.score.high) if cell else (0.0, 0.0)
-            shown = f"${100 * cell.score.mean:.1f}_{{{100 * low:.1f}}}^{{{100 * high:.1f}}}$" if cell else ""
-            cells.append(shown)
-        lines.append(" & ".join([_escaped(NAMES.get(task, task)), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _escaped(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, "\\" + character)
-    return text
-
-
-def draw(table: Table, path: Path) -> None:
-    """Bars with intervals, a group a task."""
-    require("matplotlib", "plots")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.5 + 2.2 * len(table.cells), 3.2), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(table.columns)
-    for number, name in enumerate(table.columns):
-        cells = [(place, row[name]) for place, row in enumerate(table.cells.values()) if name in row]
-        heights = [100 * cell.score.mean for _, cell in cells]
-        errors = [
-            [100 * max(0.0, cell.score.mean - cell.score.low) for _, cell in cells],
-            [100 * max(0.0, cell.score.high - cell.score.mean) for _, cell in cells],
-        ]
-        places = [place + (number - (len(table.columns) - 1) / 2) * width for place, _ in cells]
-        axes.bar(places, heights, width, yerr=errors, label=name, capsize=2)
-    axes.set_xticks(range(len(table.cells)), [NAMES.get(task, task) for task in table.cells])
-    axes.set_ylabel("right (%)")
-    axes.legend(fontsize="small", frameon=False)
-    write_figure(figure, path, dpi=150)

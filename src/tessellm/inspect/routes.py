@@ -1,4 +1,4 @@
-"""Routes of labelled prompts, counted: accuracy, base retention, and which member was selected in place of which."""
+"""Routes of labelled prompts, counted: accuracy, base retention, and which member was selected in place of another."""
 
 from __future__ import annotations
 

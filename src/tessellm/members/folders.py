@@ -133,7 +133,7 @@ def _place(stated: str) -> tuple[str, list[str]]:
         if importlib.util.find_spec(package) is not None:
             project = package.replace("_", "-")
             return short, [
-                f"the base {stated} is the file in the installed package {project}; `tessellm compose --base` names another"
+                f"the base {stated} is the file in the installed package {project}; compose --base names another"
             ]
     if not sources.HUB_ID.match(stated):
         raise MemberError(f"the adapters name the base {quoted(stated)}, which is not here. {NAMED}")

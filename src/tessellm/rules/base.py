@@ -31,15 +31,15 @@ Weights = Sequence[float] | Tensor  # one per expert; a tensor where gradients a
 class Explanation(NamedTuple):
     """Why each row came out as it did; every tensor begins with [B, T]."""
 
-    belief_BTM: Tensor  # the share of each member (or component) in what is written; sums to 1
+    share_BTM: Tensor  # the share of each member (or component) in what is written; sums to 1
     owner_BT: Tensor  # the member that decides; 0 where several do, or the base
     log_z_BT: Tensor  # log Z of Eq. 2 over the experts, nats
     more: Mapping[str, Tensor]  # what this rule alone can tell, by name; of traces it becomes a column
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Explanation:
         """Apply a function, such as a choice of rows, to every tensor."""
-        belief, owner, log_z = (function(each) for each in self[:3])
-        return Explanation(belief, owner, log_z, {name: function(each) for name, each in self.more.items()})
+        share, owner, log_z = (function(each) for each in self[:3])
+        return Explanation(share, owner, log_z, {name: function(each) for name, each in self.more.items()})
 
 
 Explained = tuple[Tensor, Any, Explanation]

@@ -45,7 +45,7 @@ class Mixture(BaseRule):
 
     `switch_prob`: ρ, how much of the posterior returns to the prior at each token. `alone` and `most`: the members that
     are active, see `Route.active`. `product_share`: the share of the active experts' prior that Eq. 2 of them holds.
-    `styles`: numbers of experts that are heard in every component, 1 for the first."""
+    `styles`: numbers of experts that are part of every component, 1 for the first."""
 
     switch_prob: float = SWITCH_PROB
     alone: float = ALONE
@@ -118,11 +118,6 @@ class Mixture(BaseRule):
             members_N[1] += PRODUCT_UNROUTED
         return members_N / members_N.sum()
 
-    def component_names(self, members: Sequence[str]) -> list[str]:
-        """Return the components' names, given the members': their own, and "product" for Eq. 2."""
-        own = self.candidates(len(members) - 1)
-        return [members[0], *(members[number] for number in own), *(["product"] if len(own) > 1 else [])]
-
     def init_state(self, prior_BC: Tensor, vocabulary: int) -> MixtureState:
         """Return the state before the last token of a prompt: the row behind it predicts the answer's first token."""
         batch, components = prior_BC.shape
@@ -185,31 +180,31 @@ class Mixture(BaseRule):
         total variation between the mixture without them and with them."""
         experts = len(logp_MBTV) - 1
         own, styles = self.candidates(experts), [*self.styles]
-        belief_BTM = pi_BTC.new_zeros(*pi_BTC.shape[:2], 1 + experts)
-        belief_BTM[..., [0, *own]] = pi_BTC[..., : 1 + len(own)]
+        share_BTM = pi_BTC.new_zeros(*pi_BTC.shape[:2], 1 + experts)
+        share_BTM[..., [0, *own]] = pi_BTC[..., : 1 + len(own)]
         if len(own) > 1:
             active_BN = state.prior_BC[:, 1 : 1 + len(own)] > 0
             each_BN = active_BN / active_BN.sum(-1, keepdim=True).clamp_min(1)
-            belief_BTM[..., own] += pi_BTC[..., -1:] * each_BN[:, None]
+            share_BTM[..., own] += pi_BTC[..., -1:] * each_BN[:, None]
         owner_C = torch.tensor([0, *own, *([0] if len(own) > 1 else [])], device=pi_BTC.device)
         if styles:
             plain = self._components_without(styles, logp_MBTV, state.prior_BC)
             moved_BT1 = (logp_BTV.exp() - _mixed(plain, pi_BTC.log()).exp()).abs().sum(-1, keepdim=True) / 2
-            belief_BTM = belief_BTM * (1 - moved_BT1)
-            belief_BTM[..., styles] = moved_BT1 / len(styles)
+            share_BTM = share_BTM * (1 - moved_BT1)
+            share_BTM[..., styles] = moved_BT1 / len(styles)
             owner_C[0] = styles[0]  # the base in its styles is the first of them
         log_z_BT = product_scores(logp_MBTV.to(logp_BTV.dtype), self.weights).logsumexp(-1)
         more = {"pi_BTC": pi_BTC, "law_BTL": self._per_member(pi_BTC, experts)}
-        return Explanation(belief_BTM, owner_C[pi_BTC.argmax(-1)], log_z_BT, more)
+        return Explanation(share_BTM, owner_C[pi_BTC.argmax(-1)], log_z_BT, more)
 
     def _per_member(self, pi_BTC: Tensor, experts: int) -> Tensor:
         """Return π of every member's own component, 0 where it has none, then of Eq. 2: [B, T, M + 1]."""
         own = self.candidates(experts)
-        law_BTL = pi_BTC.new_zeros(*pi_BTC.shape[:2], 2 + experts)
-        law_BTL[..., [0, *own]] = pi_BTC[..., : 1 + len(own)]
+        posterior_BTL = pi_BTC.new_zeros(*pi_BTC.shape[:2], 2 + experts)
+        posterior_BTL[..., [0, *own]] = pi_BTC[..., : 1 + len(own)]
         if len(own) > 1:
-            law_BTL[..., -1] = pi_BTC[..., -1]
-        return law_BTL
+            posterior_BTL[..., -1] = pi_BTC[..., -1]
+        return posterior_BTL
 
     def _components_without(self, styles: Sequence[int], logp_MBTV: Tensor, prior_BC: Tensor) -> Tensor:
         """Return the components with the styles' columns at 0."""

@@ -29,8 +29,8 @@ class Product(BaseRule):
 
     def explain(self, logp_MBTV: Tensor, tokens_BT: Tensor, mask_BT: Tensor, state: Any) -> Explained:
         logp_BTV, state = self(logp_MBTV, tokens_BT, mask_BT, state)
-        heard_MBTV = logp_MBTV if self.weights is None else tilt(logp_MBTV, self.weights)
-        return logp_BTV, state, by_nearness(heard_MBTV, logp_BTV)
+        tilted_MBTV = logp_MBTV if self.weights is None else tilt(logp_MBTV, self.weights)
+        return logp_BTV, state, by_nearness(tilted_MBTV, logp_BTV)
 
     def weighted(self, weights: Weights | None) -> Product:
         """Eq. 2 over tilted experts is Eq. 2 with weights, since their normalisers cancel; this way is exact."""

@@ -36,8 +36,8 @@ class TextRows(NamedTuple):
 
     def log_likelihood(self, weights_K: Sequence[float] | Tensor) -> Tensor:
         """Sum the log-probabilities of the tokens that came, by Eq. 2 with these weights."""
-        said_T = product(self.logp_MTC, weights_K).gather(-1, self.next_T[:, None])[:, 0]
-        return said_T.clamp_min(LOG_FLOOR).double().sum()
+        logp_T = product(self.logp_MTC, weights_K).gather(-1, self.next_T[:, None])[:, 0]
+        return logp_T.clamp_min(LOG_FLOOR).double().sum()
 
 
 @torch.no_grad()

@@ -55,7 +55,7 @@ def draw(
 
 
 def interleaved(items: Sequence[Item], group: Callable[[Item], str], seed: int) -> list[Item]:
-    """Put items in a random order of which every beginning holds each group in proportion, to one item."""
+    """Put items in a random order, every beginning of it with each group in proportion, to one item."""
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)

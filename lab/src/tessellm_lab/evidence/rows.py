@@ -42,9 +42,9 @@ def in_blocks(
 
 def joined(whys: Sequence[Explanation]) -> Explanation:
     """Put what was said of blocks of one text together."""
-    belief, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
+    share, owner, log_z = (torch.cat(pieces, 1) for pieces in zip(*(why[:3] for why in whys), strict=True))
     more = {name: torch.cat([why.more[name] for why in whys], 1) for name in whys[0].more}
-    return Explanation(belief, owner, log_z, more)
+    return Explanation(share, owner, log_z, more)
 
 
 def last_real(mask_BT: Tensor) -> Tensor:

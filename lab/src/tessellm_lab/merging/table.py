@@ -91,7 +91,7 @@ def evaluate_merges(
         **environment("lm_eval", "evalplus", "mergekit"),
     }
     table = make_table(outcomes, subject_of(columns, first), about, notes(choices, development))
-    write_table(table, folder, runner.note)
+    write_table(table, folder)
     return table
 
 
