@@ -10,7 +10,6 @@ TessellmError            anything that the user gave wrong; the command line exi
 ├── GenerationError      options of `generate` that cannot be honoured together; a ValueError too
 ├── EngineError          what the fast path cannot run: a size, a memory
 │   └── FastPathError    members that the fast path does not know
-├── TrainingError        an experiment's training that broke: values that are not finite
 └── MissingExtraError    an optional package that is not installed
 """
 
@@ -61,10 +60,6 @@ class EngineError(TessellmError):
 
 
 class FastPathError(EngineError):
-    pass
-
-
-class TrainingError(TessellmError):
     pass
 
 

@@ -53,26 +53,6 @@ def check_target(target: Path, replaceable: Callable[[Path], bool]) -> None:
 
 
 @contextmanager
-def results_folder(folder: Path) -> Iterator[None]:
-    """The folder is there; what of it had to be made goes again if something goes wrong before anything is in it."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        _remove_empty(made)
-        raise
-
-
-def state_folder(folder: Path) -> None:
-    """The folder is there, for what one call leaves to the next."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be a folder: {_reason(error)}. Remove it, or choose another") from error
-
-
-@contextmanager
 def going_on(folder: Path | None) -> Iterator[None]:
     """What is done in here is kept in the folder as it comes: a Ctrl-C says so."""
     try:

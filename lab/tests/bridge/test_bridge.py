@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessellm.errors import CheckpointError, TrainingError
+from tessellm.errors import CheckpointError
 from tessellm_lab.bridge import experiment
 from tessellm_lab.bridge.combinations import ChainTable, combinations, gold, split
 from tessellm_lab.bridge.knowledge import ROWS, decode_all, due_skill, read
 from tessellm_lab.bridge.state import State
+from tessellm_lab.common.finite import TrainingError
 from tessellm_lab.common.stacked import Shape, initialise, to_llama
 from tessellm_lab.probe.activations import text_features
 from tessellm_lab.skills import chains

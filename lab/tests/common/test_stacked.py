@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tessellm.errors import TrainingError
-from tessellm_lab.common.finite import check_copies
+from tessellm_lab.common.finite import TrainingError, check_copies
 from tessellm_lab.common.stacked import Shape, initialise, logits, select, to_llama, train
 from tessellm_lab.common.stacked_gpt2 import initialise_gpt2, logits_gpt2, to_gpt2
 from tessellm_lab.common.steps import Steps

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessellm.errors import TrainingError
+from tessellm_lab.common.finite import TrainingError
 from tessellm_lab.scale import experiment, stacks, stages
 from tessellm_lab.scale.measure import decode, measure
 from tessellm_lab.scale.networks import Mlp, Transformer

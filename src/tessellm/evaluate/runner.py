@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,3 @@ class Runner:
                 raise RecipeError(f"{name} is evaluated as evalplus completes code: leave out --chat and --system")
             else:
                 code_tasks.check_data(name, self.data)
-
-
-def headline_scores(outcomes: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What the table would show of each task, problem by problem."""
-    from .table import headline
-
-    return {task: outcome.scores(headline(outcome)) for task, outcome in outcomes.items()}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import PromptError, RecipeError
+from ..routing.calibration import batches
 from ..routing.route import Route, RoutedPrompt
 from ..vocabulary.chats import encode_chat
 
 if TYPE_CHECKING:
     from .composed import ComposedForCausalLM
 
-BATCH_TOKENS = 2048
 EXPECTED = "a text, messages (mappings with role and content), token ids, or a list of these"
 
 
@@ -41,7 +41,7 @@ def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> lis
         )
     found: dict[int, RoutedPrompt] = {}
     with routing.router.tap(model.base) as tap:
-        for batch in _batches(rows):
+        for batch in batches(rows):
             longest = max(len(rows[place]) for place in batch)
             ids_BT = torch.tensor([[*rows[place], *[0] * (longest - len(rows[place]))] for place in batch])
             base: Any = model.base.base_model
@@ -90,14 +90,3 @@ def _encode_text(model: ComposedForCausalLM, prompt: str | Sequence[Mapping[str,
         return encode_chat(tokenizer, turns)
     except Exception as error:  # a template raises what it likes
         raise PromptError(f"{what}: the chat template does not take these messages: {error}") from error
-
-
-def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for place in sorted(range(len(rows)), key=lambda place: len(rows[place])):
-        if batch and (len(batch) + 1) * len(rows[place]) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch

@@ -57,7 +57,7 @@ def measure(base: Any, tap: Energies, rows: Sequence[Sequence[int]], marks: Chat
             cache, shared = None, 0
         tap.take()
     done = 0
-    for batch in _batches(rows):
+    for batch in batches(rows):
         longest = max(len(rows[place]) for place in batch)
         padded = [[*rows[place][shared:], *[0] * (longest - len(rows[place]))] for place in batch]
         own: Any = copy.deepcopy(cache)
@@ -81,7 +81,8 @@ def _shared_prefix(rows: Sequence[Sequence[int]], marks: ChatMarks) -> int:
     return len(prefix) if same else 0
 
 
-def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+def batches(rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Return the places of rows that are read together: of about one length, BATCH_TOKENS at most."""
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
     batch: list[int] = []
     for place in order:

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessellm.files import going_on, state_folder
+from tessellm.files import going_on
 
 from ..common.claims import Claim, Result
 from ..common.correlation import correlation
 from ..common.devices import checked
 from ..common.finite import check_copies
+from ..common.folders import state_folder
 from ..common.intervals import share
 from ..common.panels import COLOURS, caption, drawn, panels, save
 from ..common.stacked import Params, Shape, initialise, logits, select, train

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tessellm.errors import TrainingError
-
-from ..common.finite import unsound
+from ..common.finite import TrainingError, unsound
 from ..common.stacked import Params, Shape, logits
 from ..common.workers import by_processes
 from ..probe.probe import Labels, decode

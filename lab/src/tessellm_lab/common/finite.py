@@ -14,9 +14,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from tessellm.errors import TrainingError
+from tessellm.errors import TessellmError
 
 SHOWN = 3  # broken runs that an error tells of
+
+
+class TrainingError(TessellmError):
+    """An experiment's training broke: values are not finite."""
 
 
 class Watch:

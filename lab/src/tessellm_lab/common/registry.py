@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tessellm.errors import TessellmError, nearest
-from tessellm.files import results_folder
 
 from .claims import Result
+from .folders import results_folder
 from .threads import one_thread
 
 SIZES = ("cpu", "full")

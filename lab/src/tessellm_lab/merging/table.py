@@ -25,7 +25,7 @@ from tessellm.evaluate.evaluation import (
     subject_of,
     write_table,
 )
-from tessellm.evaluate.runner import Runner, headline_scores
+from tessellm.evaluate.runner import Runner
 from tessellm.model import ComposedForCausalLM
 from tessellm.model.variants import is_alone
 from tessellm.provenance import environment
@@ -110,8 +110,10 @@ def merge_columns(
     choosing = replace(runner, selection=Developed(replace(merges.part, development=True)))
 
     def score(candidate: ComposedForCausalLM, name: str, journals: Path) -> dict[str, float]:
-        outcomes = dict(choosing.run(name, candidate, plan.tasks, journals))
-        return {task: fmean(scores) for task, scores in headline_scores(outcomes).items()}
+        from tessellm.evaluate.table import headline
+
+        outcomes: dict[str, Any] = dict(choosing.run(name, candidate, plan.tasks, journals))
+        return {task: fmean(outcome.scores(headline(outcome))) for task, outcome in outcomes.items()}
 
     def load(method: str) -> ComposedForCausalLM:
         strengths = strengths_of(method, merges.strengths)

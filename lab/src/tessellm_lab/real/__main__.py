@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from tessellm.errors import TessellmError
-from tessellm.files import results_folder
 
+from ..common.folders import results_folder
 from .experiment import Run, measure
 from .members import Places
 from .plan import ALL_SETS, PLANS

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from tessellm.errors import TessellmError
-from tessellm.files import going_on, state_folder
+from tessellm.files import going_on
 from tessellm.members import Loading, MemberSpec, load_member
 
 from ..common.devices import device_for
+from ..common.folders import state_folder
 from .packing import Text
 from .peft_files import BASE, skills_of
 from .skills import SKILLS, Example, check_skill, data_folder, read

@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 
 from tessellm.errors import TessellmError
-from tessellm.files import going_on, results_folder
+from tessellm.files import going_on
 
 from ..common.claims import Claim, Result
+from ..common.folders import results_folder
 from .encodings import BENT
 from .experiment import LEARNED, MINUTES, Log, Row, finished, score
 from .stacks import stacks

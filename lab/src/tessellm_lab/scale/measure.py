@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessellm.errors import TrainingError
-
+from ..common.finite import TrainingError
 from .training import Trainer
 
 CHUNK = 128  # tasks at once

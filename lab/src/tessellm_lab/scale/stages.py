@@ -12,11 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from time import monotonic
 
-from tessellm.errors import TrainingError
-from tessellm.files import state_folder
-
 from ..common.devices import checked
-from ..common.finite import check_copies
+from ..common.finite import TrainingError, check_copies
+from ..common.folders import state_folder
 from ..common.stopwatch import Stopwatch
 from .measure import held_out_scores, measure
 from .state import Rows, State

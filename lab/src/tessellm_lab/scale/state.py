@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tessellm.errors import TrainingError
 from tessellm.files import new_file, stored, write_text
 
+from ..common.finite import TrainingError
 from ..common.stopwatch import Stopwatch
 from .training import Stack, Trainer
 
