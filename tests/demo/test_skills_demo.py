@@ -63,7 +63,7 @@ def test_every_prompt_is_answered_by_the_composition_the_base_and_its_expert(dem
     for asked, answer in zip(ASKED, demo.report["answers"], strict=True):
         assert answer["prompt"] == asked.prompt
         assert list(answer["alone"]) == list(dict.fromkeys(["base", asked.expert]))
-        assert sum(answer["belief"]) == pytest.approx(1, abs=1e-4)
+        assert sum(answer["posterior"]) == pytest.approx(1, abs=1e-4)
         assert asked.prompt in demo.printed
 
 

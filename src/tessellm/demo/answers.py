@@ -1,4 +1,4 @@
-"""Answers of a composition, of its base and of the right expert alone, with the composition's belief at every token.
+"""Answers of a composition, of its base and of the right expert alone, with each member's share in the composition at every token.
 
 Knows prompts and an engine; nothing of how answers are shown.
 
@@ -26,11 +26,11 @@ from .prompts import Asked
 
 @dataclass
 class DemoAnswer:
-    """What was said to one prompt. `pieces` joined are the composition's answer; each has its row of the belief."""
+    """What was said to one prompt. `pieces` joined are the composition's answer; each has its row of shares."""
 
     asked: Asked
     pieces: list[str] = field(default_factory=list)
-    belief_TM: list[list[float]] = field(default_factory=list)
+    share_TM: list[list[float]] = field(default_factory=list)
     alone: dict[str, str] = field(default_factory=dict)  # by member
     stopped: bool = False  # by an end token, not by the length
 
@@ -39,17 +39,17 @@ class DemoAnswer:
         return "".join(self.pieces)
 
     def owners(self) -> list[int]:
-        """The member that is believed most, per piece."""
-        return [max(range(len(belief_M)), key=belief_M.__getitem__) for belief_M in self.belief_TM]
+        """The member with the largest share, per piece."""
+        return [max(range(len(share_M)), key=share_M.__getitem__) for share_M in self.share_TM]
 
 
 def answer_all(model: ComposedForCausalLM, prompts: Sequence[Asked], new_tokens: int) -> list[DemoAnswer]:
-    """Have the composition answer all prompts at once, greedily, and keep what it believed. Each prompt is read by
+    """Have the composition answer all prompts at once, greedily, and keep the shares. Each prompt is read by
     itself: a processor's work grows with padding."""
     rows, answers, requests = encoded(model, prompts), [DemoAnswer(asked) for asked in prompts], []
     engine = _engine(model, rows, new_tokens)
     for row in rows:
-        requests.append(engine.submit(row, Sampling(new_tokens), observer=watch_belief))
+        requests.append(engine.submit(row, Sampling(new_tokens), observer=observe_shares))
         engine.step()
     while engine.busy:
         engine.step()
@@ -73,9 +73,9 @@ def encoded(model: ComposedForCausalLM, prompts: Sequence[Asked]) -> list[list[i
     return [Chat().put(tokenizer, asked.prompt).encode(tokenizer) for asked in prompts]
 
 
-def watch_belief(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
+def observe_shares(logp_MB1V: Tensor, token_B1: Tensor, composed_B1V: Tensor, why: Explanation) -> dict[str, Tensor]:
     """Observe each member's share in what is said."""
-    return {"belief": why.share_BTM[:, 0]}
+    return {"share": why.share_BTM[:, 0]}
 
 
 def _engine(model: ComposedForCausalLM, rows: Sequence[Sequence[int]], new_tokens: int) -> Engine:
@@ -89,5 +89,5 @@ def _add_pieces(model: ComposedForCausalLM, answer: DemoAnswer, request: Request
         text = tokenizer.decode(request.tokens[:count], skip_special_tokens=True)
         if len(text) > len(shown) and not text.endswith(UNFINISHED):
             answer.pieces.append(text[len(shown) :])
-            answer.belief_TM.append(view["belief"])
+            answer.share_TM.append(view["share"])
             shown = text

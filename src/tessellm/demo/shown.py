@@ -1,4 +1,4 @@
-"""Answers on a console: what base, expert and composition say, who spoke, and whom the composition believed.
+"""Answers on a console: what base, expert and composition say, whose token each is, and the posterior.
 
 Without colours, owners are named in brackets. Knows texts and numbers, no models.
 """
@@ -22,12 +22,12 @@ LONGEST = 200  # characters that are shown of what a member says alone
 
 
 def answers_table(answers: Sequence[DemoAnswer], members: Sequence[str], colours: bool) -> Table:
-    """A block per prompt: the prompt, each voice with its answer, and the data's answer."""
+    """A block per prompt: the prompt, each member with its answer, and the data's answer."""
     table = Table.grid(padding=(0, 2))
     for answer in answers:
         table.add_row(Text("prompt", style="bold"), Text(one_line(answer.asked.prompt), style="bold"))
-        for name, said in answer.alone.items():
-            table.add_row(Text(name, style=_style(members.index(name))), Text(one_line(said)))
+        for name, text in answer.alone.items():
+            table.add_row(Text(name, style=_style(members.index(name))), Text(one_line(text)))
         table.add_row(Text(COMPOSED, style="bold"), spoken(answer, members, colours))
         if answer.asked.answer:
             table.add_row(Text("data", style="dim"), Text(one_line(answer.asked.answer), style="dim"))
@@ -38,8 +38,8 @@ def answers_table(answers: Sequence[DemoAnswer], members: Sequence[str], colours
 def spoken(answer: DemoAnswer, members: Sequence[str], colours: bool) -> Text:
     """The composition's answer, each token in its owner's colour, or with owners in brackets; the base has neither."""
     text = Text()
-    for owner, said in _runs(answer):
-        shown = visible(said.replace("\n", "↵"), keep="")
+    for owner, piece in _runs(answer):
+        shown = visible(piece.replace("\n", "↵"), keep="")
         if colours or not owner:
             text.append(shown, _style(owner))
         else:
@@ -47,15 +47,15 @@ def spoken(answer: DemoAnswer, members: Sequence[str], colours: bool) -> Text:
     return text.append("" if answer.stopped else " …", "dim")
 
 
-def belief_table(answers: Sequence[DemoAnswer], members: Sequence[str]) -> Table:
-    """Belief over the members where each answer begins."""
-    title = "whom the composition believes where the answer begins, %"
+def posterior_table(answers: Sequence[DemoAnswer], members: Sequence[str]) -> Table:
+    """The posterior over the members where each answer begins."""
+    title = "posterior over the members where the answer begins, %"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("prompt", no_wrap=True, max_width=32)
     for number, name in enumerate(members):
         table.add_column(Text(name, style=_style(number)), justify="right")
     for answer in answers:
-        cells = [Text(f"{share:.0%}".rstrip("%"), _emphasis(share, n)) for n, share in enumerate(answer.belief_TM[0])]
+        cells = [Text(f"{share:.0%}".rstrip("%"), _emphasis(share, n)) for n, share in enumerate(answer.share_TM[0])]
         table.add_row(Text(ending(answer.asked.prompt, 32)), *cells)
     return table
 
@@ -87,14 +87,14 @@ def ending(text: str, longest: int) -> str:
 
 def _runs(answer: DemoAnswer) -> Iterator[tuple[int, str]]:
     """Neighbouring pieces of one owner together."""
-    owner, said = -1, ""
+    owner, run = -1, ""
     for number, piece in zip(answer.owners(), answer.pieces, strict=True):
-        if number != owner and said:
-            yield owner, said
-            said = ""
-        owner, said = number, said + piece
-    if said:
-        yield owner, said
+        if number != owner and run:
+            yield owner, run
+            run = ""
+        owner, run = number, run + piece
+    if run:
+        yield owner, run
 
 
 def _style(owner: int) -> str:

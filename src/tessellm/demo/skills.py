@@ -31,7 +31,7 @@ from .answers import DemoAnswer, answer_all, answer_alone
 from .clock import Clock, is_demo, no_loading_bars
 from .heat_map import save_heat_map
 from .prompts import PROMPTS, Asked
-from .shown import EXPERTS, PICTURE, REPORT, answers_table, belief_table, next_commands
+from .shown import EXPERTS, PICTURE, REPORT, answers_table, next_commands, posterior_table
 
 BASE, RULE = "smollm2", "mixture"
 NEW_TOKENS = 64
@@ -68,7 +68,7 @@ def run_skills_demo(
         phase("members alone: the same prompts", lambda: answer_by_members(model, answers, new_tokens))
         console.print("")
         console.print(answers_table(answers, members, console.color_system is not None))
-        console.print(belief_table(answers, members))
+        console.print(posterior_table(answers, members))
         phase("drew the picture", lambda: _draw(folder / PICTURE, answers, members, console))
         found = phase(f"diagnosed {DIAGNOSED} answers of different kinds", lambda: diagnose_answers(model, answers))
         write_text(folder / REPORT, found.to_html())
@@ -81,7 +81,7 @@ def run_skills_demo(
 
 
 def compose_experts(saved: Path, base: str | Path, experts: dict[str, Path]) -> ComposedForCausalLM:
-    """Compose; or load what an earlier run composed of the same members, with the habits that were measured then."""
+    """Compose; or load what an earlier run composed of the same members, with its router."""
     if (saved / "config.json").is_file():
         try:
             model = load_model(str(saved))
@@ -127,7 +127,7 @@ def _draw(path: Path, answers: Sequence[DemoAnswer], members: Sequence[str], con
 def _introduction(experts: dict[str, Path]) -> str:
     return (
         "SmolLM2-135M-Instruct, a small chat model, and five LoRA adapters of it, each for one kind of request: "
-        f"{', '.join(experts)}.\nComposed without training, one model must tell from the prompt who should answer.\n"
+        f"{', '.join(experts)}.\nComposed without training, one model must tell from the prompt which of them should answer.\n"
     )
 
 
@@ -137,7 +137,7 @@ def _report(answers: Sequence[DemoAnswer], members: Sequence[str], clock: Clock)
         "rule": RULE,
         "answers": [
             {"prompt": each.asked.prompt, "expert": each.asked.expert, "reference": each.asked.answer}
-            | {"composed": each.text, "alone": each.alone, "belief": each.belief_TM[0], "owners": each.owners()}
+            | {"composed": each.text, "alone": each.alone, "posterior": each.share_TM[0], "owners": each.owners()}
             for each in answers
         ],
         "seconds": clock.report(),
