@@ -24,7 +24,7 @@ def add(
 ) -> None:
     """Add an expert to a composition. Only that one is calibrated.
 
-    Example: tessellm add out ./lora_law --description "Answers questions about contracts."
+    Example: tessellm add out ./lora_contracts --description "Answers questions about contracts."
     """
     from ..checkpoint.changes import add_expert
     from ..members import MemberSpec
@@ -43,7 +43,7 @@ def remove(
 ) -> None:
     """Remove an expert from a composition.
 
-    Example: tessellm remove out law
+    Example: tessellm remove out contracts
     """
     from ..checkpoint.changes import remove_expert
 

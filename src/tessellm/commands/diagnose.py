@@ -63,8 +63,8 @@ def diagnose(
     for problem in (*problems, *found.skipped):
         err.print(f"skipped: {escape(visible(problem))}", soft_wrap=True)
     if chat.lacks_chat(composition, [example.prompt for example in examples]):
-        said = "prompts were read as they are; --chat puts them into the chat template, where the rule mixture routes"
-        err.print(f"note: {said}", soft_wrap=True)
+        note = "prompts were read as they are; --chat puts them into the chat template, where the rule mixture routes"
+        err.print(f"note: {note}", soft_wrap=True)
     if found.texts == 1:
         err.print("note: intervals say how much texts differ, and there is only one")
     out.print(_table(found))

@@ -1,4 +1,4 @@
-"""Ctrl-C in one line, whenever it comes. Imports nothing, so that it is heard before anything else is imported."""
+"""Ctrl-C in one line, whenever it comes. Imports nothing, so that it works before anything else is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ctrl_c = CtrlC()
 
 
 def hear_ctrl_c() -> None:
-    """From now on. Background jobs, which are told to ignore it, still do."""
+    """From now on. Background jobs, which ignore it, still do."""
     ctrl_c.begun = ctrl_c.pressed = False
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, ctrl_c)

@@ -40,7 +40,7 @@ class SpeakerOptions(Placement):
         return load_speaker(model, self.device, self.dtype, self.rule, weights, calibration_progress())
 
     def load_composition(self, model: str, purpose: str) -> Any:
-        """Load a composition; refuse a member alone, of which there is nothing to say."""
+        """Load a composition; refuse a member alone."""
         from ..errors import MemberError
         from ..load import split_speaker
 

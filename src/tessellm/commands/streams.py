@@ -1,4 +1,4 @@
-"""Standard streams that take whatever is written to them: on terminals of any encoding, closed, on a full disk.
+"""Standard streams that take any text: on terminals of any encoding, closed, on a full disk.
 
 Knows nothing of what is written."""
 
@@ -28,8 +28,8 @@ def prepare_streams() -> None:
 
 
 def is_of_stdout(error: OSError) -> bool:
-    """Whether it was standard output that could not be written: it has no name, unlike any file, and is all that is
-    written to but through files.py, whose errors are worded."""
+    """Whether it was standard output that could not be written: it has no name, unlike any file; errors of
+    files.py are worded there."""
     return error.filename is None and error.errno in NO_ROOM
 
 

@@ -1,7 +1,7 @@
 """How many threads torch gets: as many as there are cores that nobody else uses when a command starts.
 
 A thread without a core of its own holds up all others, which wait for it in every operation. Knows nothing of torch but
-how it is told.
+how to set it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of a composition, of its base and of the right expert alone, with each member's share in the composition at every token.
+"""Answers of a composition, of its base and of the right expert alone, with the members' shares at every token.
 
 Knows prompts and an engine; nothing of how answers are shown.
 

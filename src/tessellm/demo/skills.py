@@ -127,7 +127,7 @@ def _draw(path: Path, answers: Sequence[DemoAnswer], members: Sequence[str], con
 def _introduction(experts: dict[str, Path]) -> str:
     return (
         "SmolLM2-135M-Instruct, a small chat model, and five LoRA adapters of it, each for one kind of request: "
-        f"{', '.join(experts)}.\nComposed without training, one model must tell from the prompt which of them should answer.\n"
+        f"{', '.join(experts)}.\nComposed without training, one model must tell from the prompt which should answer.\n"
     )
 
 

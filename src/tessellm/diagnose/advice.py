@@ -1,7 +1,7 @@
 """What to do, in words that follow from the numbers: at most five findings, the gravest first.
 
 Each says what was seen, on which tokens, and what was measured to help or not to: no change of rule or weights is
-advised that was not tried on the texts, and what it loses is told with what it wins. An expert that nobody hears, and
+advised that was not tried on the texts, with what it loses and what it wins. An expert that nobody hears, and
 texts that are too few to tell, need no trial. Nothing is said that does not hold of the rule in use.
 """
 
@@ -61,10 +61,10 @@ def advise(symptoms: Symptoms) -> list[Advice]:
     trouble = [*about_pairs(symptoms), *about_rule(symptoms)]
     trouble.sort(key=lambda each: -round(each.effect.gain, 1) if each.effect else 0.0)
     unsure, better = about_certainty(symptoms), about_better(symptoms, trouble)
-    said = trouble or [clean(symptoms, settled=not unsure and not better)]
-    said = [*said, *better, *about_experts(symptoms), *unsure]
+    findings = trouble or [clean(symptoms, settled=not unsure and not better)]
+    findings = [*findings, *better, *about_experts(symptoms), *unsure]
     few = about_number(symptoms.texts)
-    return [*said[: MOST - len(few)], *few]
+    return [*findings[: MOST - len(few)], *few]
 
 
 def clean(symptoms: Symptoms, settled: bool) -> Advice:
@@ -118,24 +118,24 @@ def remedy(tried: Sequence[Effect], keep: str) -> tuple[str, Effect | None]:
 def about_pairs(symptoms: Symptoms) -> list[Advice]:
     """Tell of each pair that contradicts itself, or, where the rule adds up, wants the same: whichever is more."""
     adds_up = symptoms.rule == ADDS_UP
-    said: list[Advice] = []
+    findings: list[Advice] = []
     pairs = sorted(symptoms.found.pairs, key=lambda pair: -pair.contradict.value - adds_up * pair.repeat.value)
     crowd = crowded(pairs)
     for pair in pairs:
         both = " and ".join(pair.experts)
         if serious(pair.contradict) and (not adds_up or pair.contradict.value >= pair.repeat.value):
             if crowd in pair.experts:
-                if not any(each.kind == "crowd" for each in said):
-                    said.append(about_crowd(symptoms, crowd, [each for each in pairs if crowd in each.experts]))
+                if not any(each.kind == "crowd" for each in findings):
+                    findings.append(about_crowd(symptoms, crowd, [each for each in pairs if crowd in each.experts]))
                 continue
             what = f"{both} contradict each other on {pair.contradict} of the tokens{places(pair)}."
             cure, effect = remedy(symptoms.without(pair.experts), "both")
-            said.append(Advice("contradict", what + cure, pair.experts, pair.texts, effect))
+            findings.append(Advice("contradict", what + cure, pair.experts, pair.texts, effect))
         elif adds_up and serious(pair.repeat):
             what = f"{both} want the same on {pair.repeat} of the tokens{places(pair)}, and Eq. 2 counts it twice."
             cure, effect = remedy(symptoms.without(pair.experts), "both")
-            said.append(Advice("repeat", what + cure, pair.experts, pair.texts, effect))
-    return said[:2]
+            findings.append(Advice("repeat", what + cure, pair.experts, pair.texts, effect))
+    return findings[:2]
 
 
 def places(pair: Pair) -> str:
@@ -188,10 +188,10 @@ def about_rule(symptoms: Symptoms) -> list[Advice]:
     return []
 
 
-def about_better(symptoms: Symptoms, said: Sequence[Advice]) -> list[Advice]:
+def about_better(symptoms: Symptoms, findings: Sequence[Advice]) -> list[Advice]:
     """Tell of a rule or weights that do better, or that none does, unless that was said."""
     tried = symptoms.of("rule", "weights")
-    if not tried or any(each.kind in ("rule", "novel") for each in said) or not (said or tried[0].helps):
+    if not tried or any(each.kind in ("rule", "novel") for each in findings) or not (findings or tried[0].helps):
         return []
     cure, effect = remedy(tried, f"rule: {symptoms.rule}")
     return [Advice("better" if effect else "kept", cure.strip(), effect=effect)]

@@ -84,12 +84,12 @@ class Effect:
     def __str__(self) -> str:
         """Say what is won and what is lost."""
         better, worse = self.moved
-        said = f"{self._step(fmean(self.before), fmean(self.after))}, better on {better} of {len(self.after)} texts"
+        change = f"{self._step(fmean(self.before), fmean(self.after))}, better on {better} of {len(self.after)} texts"
         if not worse:
-            return f"{said}, worse on none"
+            return f"{change}, worse on none"
         most = min(range(len(self.after)), key=self.gains.__getitem__)
         where = f"prompt {self.numbers[most] + 1}: {self._step(self.before[most], self.after[most])}"
-        return f"{said}, worse on {worse} (most on {where})"
+        return f"{change}, worse on {worse} (most on {where})"
 
     @property
     def short(self) -> str:

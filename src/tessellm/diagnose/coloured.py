@@ -1,4 +1,4 @@
-"""Texts coloured by owner, as HTML, and what every voice would have said at each token, as data for the page."""
+"""Texts coloured by owner, as HTML, and what every member would have written at each token, as data for the page."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Page:
         return self.strings.setdefault(visible(text, keep="").replace(" ", "␣"), len(self.strings))
 
     def data(self) -> dict[str, Any]:
-        voices = [visible(name) for name in (*self.members, COMPOSED)]
+        shown = [visible(name) for name in (*self.members, COMPOSED)]
         colours = [colour(number) for number in range(len(self.members))] + ["currentColor"]
-        return {"voices": voices, "colours": colours, "strings": list(self.strings), "rows": finite(self.rows)}
+        return {"voices": shown, "colours": colours, "strings": list(self.strings), "rows": finite(self.rows)}
 
     def text(self, trace: Trace, heading: str) -> str:
         """One text; `trace` holds no other."""

@@ -108,7 +108,7 @@ def diagnose(
 def writing_options(
     *, max_new_tokens: int = 64, temperature: float = 0.0, seed: int = 0, chat: Chat | None = None
 ) -> TextOptions:
-    """Make the options of texts that are written to be diagnosed; others cannot be honoured there."""
+    """Make the options under which texts are written for a diagnosis; others cannot be honoured there."""
     return TextOptions(max_new_tokens, temperature, seed=seed, chat=chat)
 
 

@@ -1,4 +1,4 @@
-"""Whose word a token is: what traces colour and reports count."""
+"""Which member each token is due to: what traces colour and reports count."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..rules import Explanation
 
 
 def owners(nearest_BT: Tensor, why: Explanation) -> Tensor:
-    """Name the member whose word a row is. Where the rule believes in laws, the one that it believes most: an answer by
-    one expert is that expert's, also where the base would say the same. Else, and where Eq. 2 is believed most: the
-    member whose law the composed one is nearest to, the base if it is within ACTIVE of that."""
-    law_BTL = why.more.get("law_BTL")
-    if law_BTL is None:
+    """Return the owner of each row. Where the rule has a posterior, it is the component with most of it: an answer by
+    one expert is that expert's, also where the base would write the same. Else, and where that is Eq. 2, it is the
+    nearest member, the base if it is within ACTIVE of that."""
+    posterior_BTL = why.more.get("law_BTL")
+    if posterior_BTL is None:
         return nearest_BT
-    several_BT = (law_BTL.argmax(-1) == law_BTL.shape[-1] - 1) & (why.owner_BT == 0)
+    several_BT = (posterior_BTL.argmax(-1) == posterior_BTL.shape[-1] - 1) & (why.owner_BT == 0)
     return torch.where(several_BT, nearest_BT, why.owner_BT)

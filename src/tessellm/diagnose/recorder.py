@@ -3,7 +3,7 @@
 It sees what the model composes, in blocks of any length, and what was written next: the row before each token is kept
 until that token is known. Nothing waits for the host before `finish`.
 
-Shapes: M members, B batch, T time, V vocabulary, N voices: the members, then the composition.
+Shapes: M members, B batch, T time, V vocabulary, N: the members, then the composition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Recorder:
         self.ends = tuple(tuple(member.get("end_ids", ())) for member in model.config.members)
         self.last_only = last_only
         self.blocks: list[Statistics] = []
-        self._said: list[Tensor] = []  # log-probabilities of the tokens that were written, [B, T, N]
+        self._logprobs: list[Tensor] = []  # log-probabilities of the tokens that were written, [B, T, N]
         self._pending: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, logp_MBTV: Tensor, tokens_BT: Tensor, composed_BTV: Tensor, why: Explanation) -> None:
@@ -33,20 +33,20 @@ class Recorder:
             why = why.map(lambda each: each[:, -1:])
         self._hear(tokens_BT[:, :1])
         if tokens_BT.shape[1] > 1:
-            self._said.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
+            self._logprobs.append(log_probabilities(logp_MBTV[:, :, :-1], composed_BTV[:, :-1], tokens_BT[:, 1:]))
         self.blocks.append(statistics(logp_MBTV, composed_BTV, self.rule, self.ends, why))
         self._pending = alone(logp_MBTV[:, :, -1:]), alone(composed_BTV[:, -1:])
 
     def _hear(self, token_B1: Tensor) -> None:
         if self._pending is not None:
-            self._said.append(log_probabilities(*self._pending, token_B1))
+            self._logprobs.append(log_probabilities(*self._pending, token_B1))
 
     def finish(self, token_B1: Tensor) -> dict[str, Tensor]:
         """Everything by name, [B, rows, …] on the host, once the last token is known."""
         self._hear(token_B1)
         blocks = [block.columns() for block in self.blocks]
         columns = {name: torch.cat([block[name] for block in blocks], 1).cpu() for name in blocks[0]}
-        columns["logprob"] = torch.cat(self._said, 1).cpu()
+        columns["logprob"] = torch.cat(self._logprobs, 1).cpu()
         return columns
 
 

@@ -4,7 +4,7 @@ read in sweep.py; the rest follows here from that.
 Pure functions of tensors; nothing waits for the host. Divergences are between distributions as the rule reads them,
 each expert tilted by its weight: one with weight 0.5 is at distance zero from itself.
 
-Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N voices: members, then composed.
+Shapes: M members (0 is the base), K experts, B batch, T time, V vocabulary, N: members, then composed.
 """
 
 from __future__ import annotations

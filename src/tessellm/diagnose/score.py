@@ -6,11 +6,11 @@ are of that token, on average, weighted by their divergence from the base; the b
 Where experts blend compatible features their own favourites differ from the blend, and the composition's confidence
 counts alone. Greedy decoding takes the favourite, so confidence is sharpened: p³ against the five likeliest p³.
 
-Where the rule is a mixture of laws, those have a claim whom it believes, as far as it does: real experts are active on
-nearly every token of every text, so that activity tells nothing.
+Under a mixture the claim is the posterior: real experts are active on nearly every token, so that activity tells
+nothing.
 
-Frozen before it was evaluated, but for mixtures; docs/diagnose.md says how well it does. Shapes: R rows, B texts, N
-voices, K experts.
+Frozen before it was evaluated, but for mixtures; docs/diagnose.md says how well it does. Shapes: R rows, B texts, N:
+members and the composition, K experts.
 """
 
 from __future__ import annotations
@@ -70,17 +70,19 @@ def claims(rows: Rows) -> Tensor:
 
 def support(rows: Rows, sure_RN: Tensor) -> Tensor:
     if "law" in rows.columns:
-        law_RL = rows["law"]
-        return (law_RL[:, :-1] * sure_RN[:, :-1]).sum(1) + law_RL[:, -1]  # Eq. 2's own confidence counts alone
+        posterior_RL = rows["law"]
+        return (posterior_RL[:, :-1] * sure_RN[:, :-1]).sum(1) + posterior_RL[
+            :, -1
+        ]  # Eq. 2's own confidence counts alone
     claim_RK = claims(rows)
     weight_RK = rows["divergence"] * claim_RK
     theirs_R = (sure_RN[:, 1:-1] * weight_RK).sum(1) / weight_RK.sum(1).clamp_min(LEAST)
-    heard_R = torch.where(claim_RK.any(1), theirs_R, sure_RN[:, 0])
-    return torch.where(blends(rows, claim_RK), 1.0, heard_R)
+    support_R = torch.where(claim_RK.any(1), theirs_R, sure_RN[:, 0])
+    return torch.where(blends(rows, claim_RK), 1.0, support_R)
 
 
 def blends(rows: Rows, claim_RK: Tensor) -> Tensor:
-    """Where two claimants or more are compatible although Eq. 2 is no member's law."""
+    """Where two claimants or more are compatible although Eq. 2 is no member's distribution."""
     discord_RKK = (rows["pair_accord"] < 0.5) & claim_RK[:, :, None] & claim_RK[:, None]
     calm_R = (rows["log_z"].abs() <= LARGE) & ~discord_RKK.flatten(1).any(1)
     return calm_R & (rows["clash"] > FAR) & (rows["gap"] > FAR) & (claim_RK.sum(1) > 1)

@@ -3,7 +3,7 @@
 On a CPU some rows at a time, so that what is read again and again stays in a core's cache; on other devices all at
 once. Nothing waits for the host.
 
-Shapes: M members (0 is the base), K experts, R rows, V vocabulary, N voices: members, then composed, C likeliest.
+Shapes: M members (0 is the base), K experts, R rows, V vocabulary, N: members, then composed, C likeliest.
 """
 
 from __future__ import annotations

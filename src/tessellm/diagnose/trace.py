@@ -3,7 +3,7 @@
 Of a given text (`trace`) or of what the composition is writing (`trace_generation`). Aligned with the tokens: column t
 is about token t and the row that predicted it; a text's first token is predicted by nobody.
 
-Shapes: B texts, T tokens, K experts, M members (0 is the base), N voices: the members, then the composition.
+Shapes: B texts, T tokens, K experts, M members (0 is the base), N: the members, then the composition.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Trace:
     novel [B,T]            the composed favourite is no member's
     gap [B,T]              total variation to the nearest member; gap_kl: the divergence
     logprob, entropy, hazard [B,T,N]     of the token written; of the distribution; the probability of stopping
-    top_ids, top_logprobs [B,T,N,5]      every voice's favourites
-    law [B,T,M+1]          where the rule is a mixture: the posterior of the base, every expert and Eq. 2
+    top_ids, top_logprobs [B,T,N,5]      the favourites of each
+    `law` [B,T,M+1]         where the rule is a mixture: the posterior of the base, every expert and Eq. 2
     """
 
     members: tuple[str, ...]
@@ -93,12 +93,12 @@ class Trace:
     def _row(self, text: int, position: int) -> dict[str, Any]:
         at = (text, position)
         token = int(self.tokens[at])
-        voices = (*self.members, COMPOSED)
+        names_N = (*self.members, COMPOSED)
         row: dict[str, Any] = {
             "text": text, "position": position, "id": token, "token": self.token_text(token),
             "owner": self.members[int(self.owner[at])],
         }  # fmt: skip
-        names = {"K": self.members[1:], "M": self.members, "N": voices, "L": (*self.members, EQUATION)}
+        names = {"K": self.members[1:], "M": self.members, "N": names_N, "L": (*self.members, EQUATION)}
         for name, axis in PER_MEMBER.items():
             if name in self.tensors:
                 row[IN_ROWS.get(name, name)] = dict(zip(names[axis], self[name][at].tolist(), strict=True))
@@ -106,8 +106,8 @@ class Trace:
             if name in self.tensors:
                 row[name] = self[name][at].item()
         row["top"] = {
-            voice: [[self.token_text(i), p] for i, p in zip(ids, logs, strict=True)]
-            for voice, ids, logs in zip(voices, self.top_ids[at].tolist(), self.top_logprobs[at].tolist(), strict=True)
+            name: [[self.token_text(i), p] for i, p in zip(ids, logs, strict=True)]
+            for name, ids, logs in zip(names_N, self.top_ids[at].tolist(), self.top_logprobs[at].tolist(), strict=True)
         }
         return row
 

@@ -33,11 +33,11 @@ def _of_all(why: Explanation, active: Sequence[int], members: int) -> Explanatio
     """Give shares of the active members to their places among all; Eq. 2 of several comes last."""
     if len(active) == members:
         return why
-    share_BTM = why.belief_BTM.new_zeros(1, 1, members)
-    share_BTM[..., active] = why.belief_BTM
+    share_BTM = why.share_BTM.new_zeros(1, 1, members)
+    share_BTM[..., active] = why.share_BTM
     more = dict(why.more)
     if "law_BTL" in more:
-        posterior_BTL = why.belief_BTM.new_zeros(1, 1, members + 1)
+        posterior_BTL = why.share_BTM.new_zeros(1, 1, members + 1)
         posterior_BTL[..., [*active, members]] = more["law_BTL"]
         more["law_BTL"] = posterior_BTL
     owner_BT = torch.tensor(active, device=why.owner_BT.device)[why.owner_BT]
