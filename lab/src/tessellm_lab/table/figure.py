@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessellm.evaluate.merges import METHODS
-
 from tessellm.evaluate.intervals import bootstrap
 
 from ..common.panels import COLOURS, FAINT, INK, caption, panels, save
+from ..merging.merges import METHODS
 from .cells import Pooled
 from .models import COMPOSED, EQ2, LORA
 from .problems import KINDS
