@@ -104,7 +104,7 @@ def test_the_command_measures_a_composition_beside_its_base(cli: Any, recipe: Pa
 
 
 def test_a_member_alone_is_measured_by_itself(cli: Any, recipe: Path, tmp_path: Path) -> None:
-    arguments = ("--prompt", 8, "--new-tokens", 4, "--rounds", 1, "--json", tmp_path / "b.json")
+    arguments = ("--prompt", 8, "--new-tokens", 4, "--json", tmp_path / "b.json")
     assert cli("bench", f"{recipe}:a", *arguments).code == 0
     (row,) = json.loads((tmp_path / "b.json").read_text())["rows"]
     assert row["experts"] == 0
@@ -141,7 +141,7 @@ def test_another_engine_answers_or_says_why_not(tmp_path: Path) -> None:
 
 def test_engines_that_are_not_there_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "none.gguf").touch()
-    arguments = ("bench", recipe, "--prompt", 8, "--new-tokens", 4, "--rounds", 1)
+    arguments = ("bench", recipe, "--prompt", 8, "--new-tokens", 4)
     for wanted, said in (
         ("llama", "did you mean 'llama.cpp'? Known: llama.cpp, vllm"),
         ("llama.cpp", "expected llama.cpp=FILE.gguf, a file of the base's weights"),

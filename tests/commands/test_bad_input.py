@@ -236,9 +236,6 @@ BAD: dict[str, Case] = {
         nothing, "generate done hi --temperature 1e-40", ("a temperature of 0, which decodes greedily", "got 1e-40")
     ),
     "too hot to sample": Case(nothing, "generate done hi --temperature inf", ("got inf",)),
-    "diagnosed too cold": Case(
-        prompts('"ab"'), "diagnose done p.jsonl --temperature 1e-40", ("from 0.0001 to 10,000; got 1e-40",)
-    ),
     "texts too short": Case(
         prompts("a\nb", "dev.txt"), "tune done dev.txt --rule product", ("texts of at least two tokens",)
     ),

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import evalplus.evaluate  # noqa: F401
 import lm_eval.evaluator  # noqa: F401
-import mergekit.merge  # noqa: F401
 import torch
 
 from tessellm.cli import main

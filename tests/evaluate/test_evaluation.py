@@ -102,9 +102,9 @@ def without_times(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(600)  # a busy machine
 def test_a_run_over_two_tasks_that_is_killed_ends_with_the_same_table(recipe: Path, tmp_path: Path) -> None:
-    """SIGKILL at random points: while texts are written, while code is judged, while members are merged."""
+    """SIGKILL at random points: while texts are written, while code is judged."""
     arguments = ["evaluate", recipe, "--tasks", "math,humaneval", "--data", DATA, "--columns", "composition"]
-    arguments += ["--merges", "ties", "--strengths", "0.5"]
+    arguments += ["--rules", "product,mixture"]
     command = [sys.executable, Path(__file__).with_name("killed.py"), 0, 4, tmp_path, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(

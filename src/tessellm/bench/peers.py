@@ -52,8 +52,8 @@ class Peer:
             print(json.dumps({"prompts": rows, "new": new}), file=self.process.stdin, flush=True)
             return Speed(**json.loads(self.process.stdout.readline()))
         except (OSError, ValueError) as error:
-            said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-            why = next((line for line in reversed(said) if "Error" in line), said[-1] if said else "it ended")
+            reason = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            why = next((line for line in reversed(reason) if "Error" in line), reason[-1] if reason else "it ended")
             raise EngineError(f"--against {self.name}: {why[:300]}") from error
 
     def close(self) -> None:
