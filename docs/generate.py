@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 SCRIPT = ROOT / "examples" / "first_ten_minutes.py"  # the notebook's cells
 LAB = ROOT / "lab"
+ROUTING = LAB / "docs" / "experiments-routing.md"
 KEPT = {ROOT / "docs" / "results.md": ROOT / "results", LAB / "docs" / "results.md": LAB / "results"}
 FOLDERS = {
     "lab/": "tessellm-lab, its own distribution: experiments, theory, probe, particles; their tests, docs, results",
@@ -317,6 +318,17 @@ def notebook(script: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
+def routing_page() -> str:
+    """The lab's page on routing with its tables."""
+    sys.path.insert(0, str(LAB / "docs"))
+    from generate_routing import tables
+
+    text = ROUTING.read_text(encoding="utf-8")
+    for name, lines in tables(contents(), row).items():
+        text = with_block(text, name, lines)
+    return text
+
+
 def figures() -> dict[Path, bytes]:
     """The results' figures, where the pages can show them; the lab's pages show those of lab/results/."""
     return {ROOT / "docs" / "images" / path.name: path.read_bytes() for path in (ROOT / "results").glob("*.png")}
@@ -327,6 +339,7 @@ def pages() -> dict[Path, str]:
     readme = README.read_text(encoding="utf-8")
     return {
         README: with_block(with_block(readme, "tree", tree()), "results", results()),
+        ROUTING: routing_page(),
         SCRIPT.with_suffix(".ipynb"): notebook(SCRIPT.read_text(encoding="utf-8")),
     }
 

@@ -87,6 +87,24 @@ EXPERIMENTS = {
         "real adapters of a real model on real tasks: rules against merges, Arrow and a router",
         all_cores=True,
     ),
+    "routing": Experiment(
+        "proving.experiment",
+        "prompts of twenty skills to twenty adapters: ours beside other routers, with and without examples",
+        all_cores=True,
+    ),
+    "written": Experiment(
+        "proving.written",
+        "what a composition of twenty adapters writes, as a share of the right expert's own score",
+        all_cores=True,
+    ),
+    "two-skills": Experiment(
+        "proving.two_skills",
+        "prompts that concern two skills: the mixture against either expert and Eq. 2 of both",
+        all_cores=True,
+    ),
+    "full-tunes": Experiment(
+        "proving.full_tunes", "full fine-tunes trained here, routed as adapters are", all_cores=True
+    ),
     "rule-cost": Experiment("rule_cost.experiment", "what the default rule costs beside Eq. 2, at Gemma's shapes"),
 }
 
