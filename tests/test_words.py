@@ -29,7 +29,6 @@ BANNED = {  # a word, and what to say instead
 }
 BANNED_IN_NAMES = r"laws?|habits?|beliefs?|astray|whoever|asleep|awake|said|heard|spoilt|tainted|voices?"
 ROOMS_NOT_CLEAN = (
-    "routing",
     "serve",
     "text",
     "vllm",
