@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import PromptError, RecipeError
-from ..routing.calibration import batches
 from ..routing.route import Route, RoutedPrompt
 from ..vocabulary.chats import encode_chat
 
@@ -31,6 +30,8 @@ def route(model: ComposedForCausalLM, prompts: Any) -> Route | list[Route]:
 @torch.inference_mode()
 def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> list[Route]:
     """Return the routes of prompts given as token ids. The base reads prompts of about one length together."""
+    from ..routing.calibration import batches  # later: it brings tessellm.members, which brings this
+
     routing = model.routing
     if routing is None:
         raise RecipeError(f"the rule {model.rule.name!r} routes nothing; the rule mixture does")
