@@ -57,7 +57,7 @@ def test_a_second_start_measures_nothing(members_dir, measured):
     assert again.route("what is 3 + 4?").prior == pytest.approx(first.route("what is 3 + 4?").prior, rel=1e-3)
     (kept,) = cache_folder().iterdir()
     kept.write_bytes(b"cut off")
-    assert composed(members_dir).router.threshold == first.router.threshold
+    assert composed(members_dir).router.limits.threshold == first.router.limits.threshold
     assert len(measured) == 2
 
 
@@ -91,7 +91,7 @@ def test_many_may_keep_one_router_at_once(members_dir):
         thread.join()
     assert [path.name for path in cache_folder().iterdir() if path.name.startswith(("key", "."))] == ["key.safetensors"]
     kept = cached_router("key", model.base, model.tokenizer)
-    assert kept.threshold == model.router.threshold
+    assert kept.limits.threshold == model.router.limits.threshold
 
 
 def test_descriptions_examples_and_progress_reach_the_router(members_dir, measured, tmp_path):

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from tessellm.errors import MemberError
 from tessellm.members import Loading, MemberSpec, load_member
-from tessellm.routing.directions import dense_weight, directions, linear_layers
+from tessellm.routing.directions import _of_factors, dense_weight, directions, linear_layers
 from tessellm.routing.energy import Energies, plan_blocks, shared_inputs, stack_directions, tapped
 
 from conftest import build_model, perturbed, save_lora
@@ -172,6 +172,39 @@ def test_equal_weights_have_no_directions() -> None:
         if "lora_B" in name:
             parameter.data.zero_()
     assert directions(base, silent, "e") == {}
+
+
+def rounded(weight: torch.Tensor, how: str) -> torch.Tensor:
+    if how == "int8":
+        step = weight.abs().amax(1, keepdim=True) / 127
+        return (weight / step).round() * step
+    return weight.to(getattr(torch, how)).float()
+
+
+@pytest.mark.parametrize("how", ["float32", "bfloat16", "float16", "int8"])
+def test_the_base_in_another_precision_has_no_directions(how: str) -> None:
+    base = build_model()
+    expert = copy.deepcopy(base)
+    for layer in linear_layers(expert).values():
+        layer.weight = torch.nn.Parameter(rounded(layer.weight.detach(), how))
+    assert directions(base, expert, "e") == {}
+    trained = torch.outer(torch.ones(32), torch.linspace(-1, 1, 32)) / 200
+    layer = expert.get_submodule("model.layers.1.self_attn.q_proj")
+    layer.weight.data += trained
+    assert list(directions(base, expert, "e")) == ["model.layers.1.self_attn.q_proj"]
+
+
+def test_an_adapter_that_changes_nothing_to_speak_of_has_no_directions() -> None:
+    base = build_model()
+    expert = adapted(base)
+    for name, parameter in expert.named_parameters():
+        if "lora_B" in name:
+            parameter.data *= 1e-6
+    assert directions(base, expert, "e") == {}
+
+
+def test_rank_zero_has_no_directions() -> None:
+    assert len(_of_factors(torch.zeros(0, 32), torch.zeros(32, 0), 4)) == 0
 
 
 def test_what_cannot_be_compared_is_refused_by_name() -> None:

@@ -147,6 +147,42 @@ def test_odd_prompts_have_routes(base: Any, router: DeltaRouter) -> None:
         assert sum(route.prior.values()) == pytest.approx(1)
 
 
+def test_what_was_said_before_does_not_count(base: Any, router: DeltaRouter) -> None:
+    alone = prompt(router, base, "name a bird")
+    tokenizer = character_tokenizer()
+    turns = tokenizer("u: count the stars\na: yes, it is\nu: name a bird\na: ", add_special_tokens=False).input_ids
+    with router.tap(base) as tap, torch.no_grad():
+        base(torch.tensor([turns]))
+    talk = RoutedPrompt(turns, router.marks.read(turns).user, tap.take()[0])
+    assert talk.user.start > alone.user.start
+    partial = RoutedPrompt(turns[:-4], slice(talk.user.start, len(turns) - 4), talk.energy_TK[:-4])
+    check_alike(router.route([talk]), router.route([alone]))
+    reads: list[list[int]] = []
+    read = router._read
+    router._read = lambda ids: reads.append(ids) or read(ids)  # type: ignore[method-assign]
+    both = router.route([partial, talk])
+    del router._read  # type: ignore[attr-defined]
+    assert len(reads) == 1
+    check_alike(both, [*router.route([partial]), *router.route([talk])])
+
+
+def test_template_tokens_inside_a_message_leave_a_route(base: Any, router: DeltaRouter) -> None:
+    for text in ("u: name a bird\na: a fish", "a: ", "\na: \nu: ", "u: "):
+        (route,) = router.route([prompt(router, base, text)])
+        assert sum(route.prior.values()) == pytest.approx(1)
+        assert json.loads(json.dumps(route.scores, allow_nan=False)).keys() == {"one", "two", "three"}
+
+
+def test_an_expert_that_is_the_base_in_bfloat16_never_outbids(base: Any, experts: dict[str, ExpertToRoute]) -> None:
+    copied = build_model(max_position_embeddings=9000)
+    copied.load_state_dict({name: tensor.bfloat16().float() for name, tensor in base.state_dict().items()})
+    router = calibrated({**experts, "copy": ExpertToRoute(copied, "anything at all", ("hello",))}, base)
+    assert router.experts == ("one", "two", "three")
+    assert "expert 'copy' equals the base" in router.notes[0]
+    (route,) = router.route([prompt(router, base, "hello")])
+    assert "copy" not in route.prior
+
+
 def test_values_that_are_not_numbers_leave_a_prompt_to_the_base(base: Any, router: DeltaRouter) -> None:
     own = prompt(router, base, "stars")
     broken = RoutedPrompt(own.ids, own.user, torch.full_like(own.energy_TK, torch.nan))

@@ -21,8 +21,7 @@ from .template import ChatMarks
 FILE = "calibration_prompts.jsonl"
 BATCH_TOKENS = 2048
 TOP = 4  # one of so many of the user's tokens counts: those with the largest energies
-TINY = 1e-9
-LEAST_STD = 1e-4
+LEAST_STD = 1e-8
 FEATURES = 2  # of an expert: at the last token of the prompt, and of the user's tokens
 
 Progress = Callable[[int, int], None]
@@ -35,11 +34,11 @@ def calibration_prompts() -> list[str]:
 
 
 def pool(energy_TK: Tensor, user: slice) -> Tensor:
-    """Return the log of a prompt's energies as features, [F, K]: the value at the last token, and the mean over the
+    """Return a prompt's energies as features, [F, K]: the value at the last token, and the mean over the
     largest quarter of the user's tokens. An empty user span counts as the last token alone."""
     spoken_TK = energy_TK[user] if len(energy_TK[user]) else energy_TK[-1:]
     largest_TK = spoken_TK.topk(-(-len(spoken_TK) // TOP), 0).values
-    return torch.stack([energy_TK[-1], largest_TK.mean(0)]).float().clamp_min(TINY).log()
+    return torch.stack([energy_TK[-1], largest_TK.mean(0)]).float()
 
 
 @torch.no_grad()

@@ -19,10 +19,11 @@ REJECTED = 8.0  # how far below the threshold an expert under the floor counts, 
 class DecisionWeights:
     """How signals count beside the energy, whose weight is 1."""
 
-    floor: float
-    choose_scale: float
-    accept_scale: float
-    choose: Tensor  # per signal: of each embedder, description, centre of the examples, nearest example
+    floor: float  # the share of calibration prompts whose largest energy is under the floor
+    scale: float  # from scores to logits
+    examples: float  # of the log odds by examples
+    margin: float  # with examples, the share of 1 − base_retention that the threshold makes use of
+    choose: Tensor  # of the similarity to the description, per embedder
     accept: Tensor
 
     @classmethod
@@ -30,16 +31,42 @@ class DecisionWeights:
         """Return the library's weights for the signals of these embedders."""
         raw = json.loads((files(__package__) / "weights.json").read_text(encoding="utf-8"))["+".join(embedders)]
         choose, accept = torch.tensor(raw["choose"]), torch.tensor(raw["accept"])
-        return cls(raw["floor"], raw["choose_scale"], raw["accept_scale"], choose, accept)
+        return cls(raw["floor"], raw["scale"], raw["examples"], raw["margin"], choose, accept)
 
 
-def scores(energy_BK: Tensor, text_BKS: Tensor, weights: DecisionWeights) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Signals:
+    """What is known of prompts, for every expert."""
+
+    energy_BK: Tensor
+    text_BKS: Tensor  # similarity to the description, per embedder; 0 where there is none
+    odds_BK: Tensor  # by examples; 0 where there are none
+    described_K: Tensor  # which experts have a description and no examples
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What calibration prompts set for all others."""
+
+    floor: float  # of the energy, for experts that have a description alone
+    threshold: float
+
+    @classmethod
+    def of(cls, signals: Signals, weights: DecisionWeights, base_retention: float) -> Limits:
+        """Set the limits by the signals of calibration prompts. A classifier knows these better than other ordinary
+        prompts, even if it did not see them: hence the margin."""
+        floor = float(signals.energy_BK.amax(-1).quantile(weights.floor))
+        used = weights.margin if signals.odds_BK.any() else 1.0
+        return cls(floor, threshold(*scores(signals, weights, floor), 1 - used * (1 - base_retention)))
+
+
+def scores(signals: Signals, weights: DecisionWeights, floor: float) -> tuple[Tensor, Tensor]:
     """Return for every expert what it is chosen by and what it is accepted by, both [B, K]. −inf where the energy is
-    under the floor, which holds where an expert has text at all, and where a value is not a number."""
-    choose_BK = energy_BK + text_BKS @ weights.choose
-    accept_BK = energy_BK + text_BKS @ weights.accept
-    has_text_K = (text_BKS != 0).any(-1)
-    accept_BK = accept_BK.masked_fill(has_text_K & (energy_BK < weights.floor), -torch.inf)
+    under the floor, and where a value is not a number."""
+    energy_BK, odds_BK = signals.energy_BK, signals.odds_BK * weights.examples
+    choose_BK = energy_BK + odds_BK + signals.text_BKS @ weights.choose
+    accept_BK = energy_BK + odds_BK + signals.text_BKS @ weights.accept
+    accept_BK = accept_BK.masked_fill(signals.described_K & (energy_BK < floor), -torch.inf)
     broken_BK = ~(choose_BK.isfinite() & energy_BK.isfinite())
     return choose_BK.masked_fill(broken_BK, -torch.inf), accept_BK.masked_fill(broken_BK, -torch.inf)
 
@@ -61,9 +88,9 @@ def threshold(choose_BK: Tensor, accept_BK: Tensor, base_retention: float) -> fl
 
 def prior(choose_BK: Tensor, accept_BK: Tensor, threshold: float, weights: DecisionWeights) -> Tensor:
     """Return the prior over the base and the experts, [B, 1 + K]. The base holds half at the threshold."""
-    margin_B = (accepted_by(choose_BK, accept_BK) - threshold) * weights.accept_scale
+    margin_B = (accepted_by(choose_BK, accept_BK) - threshold) * weights.scale
     expert_B1 = margin_B.clamp_min(-REJECTED).sigmoid()[:, None]
     broken_B1 = (choose_BK == -torch.inf).all(-1, keepdim=True)
-    among_BK = (choose_BK * weights.choose_scale).masked_fill(broken_B1, 0.0).softmax(-1)
+    among_BK = (choose_BK * weights.scale).masked_fill(broken_B1, 0.0).softmax(-1)
     expert_B1 = expert_B1.masked_fill(broken_B1, 0.0)
     return torch.cat([1 - expert_B1, expert_B1 * among_BK], -1)

@@ -19,7 +19,7 @@ EXACT = 256  # the smaller side of a ΔW up to which its decomposition is exact
 OVERSAMPLING, ITERATIONS = 8, 3  # of the iteration that finds leading directions
 SPREAD = 1e-6  # singular values below this share of the largest are rounding
 WEAK = 1e-4  # a ΔW with singular values below this share of ‖W‖ changes nothing that could be told
-ROUNDING = 1e-3  # below this share a ΔW without leading directions is what bfloat16 or int8 makes of W
+ROUNDING = 0.015  # a ΔW under this share of ‖W‖ that leads nowhere is what bfloat16 or int8 makes of W
 FLAT = 2.0  # a ΔW leads nowhere if its largest singular value is under so many times that of noise of its size
 
 
@@ -101,8 +101,10 @@ def _of_weights(ours: nn.Module, theirs: nn.Module, where: str, rows: int) -> Te
     sigma, right = _leading(delta_OI, rows)
     outputs, inputs = delta_OI.shape
     noise = float(delta_OI.norm()) * (outputs**-0.5 + inputs**-0.5)  # σ₁ of a random matrix of this norm
-    flat = bool(len(sigma)) and float(sigma[0]) < FLAT * noise
-    return _kept(sigma, right[:rows], (ROUNDING if flat else WEAK) * float(weight_OI.norm()))
+    leads = len(sigma) and float(sigma[0]) >= FLAT * noise
+    if not leads and float(delta_OI.norm()) < ROUNDING * float(weight_OI.norm()):
+        return right[:0]
+    return _kept(sigma, right[:rows], WEAK * float(weight_OI.norm()))
 
 
 def _kept(sigma: Tensor, right: Tensor, least: float) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .text import Embedder, similarities
+from .text import Embedder
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,23 @@ class ExpertProfile:
     directions: Mapping[str, Tensor]
     features_PF: Tensor  # on the calibration prompts
     similarity_PS: Tensor
-    vectors: Mapping[str, Tensor]  # of the description and the examples, by embedder
+    vectors: Mapping[str, Tensor]  # of the description, by embedder
     description: str | None = None
     examples: tuple[str, ...] = ()
 
 
-def text_profile(
-    expert: ExpertToRoute, embedders: Mapping[str, Embedder], prompts: Mapping[str, Tensor], tokenizer: Any
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the vectors of an expert's description and examples, and its similarities on calibration prompts."""
-    vectors = {}
-    for key, embedder in embedders.items():
-        for kind, texts in (
-            ("description", [expert.description] if expert.description else []),
-            ("examples", expert.examples),
-        ):
-            rows = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-            width = prompts[key].shape[1]
-            vectors[f"{key}/{kind}"] = embedder.embed(rows) if rows else torch.zeros(0, width)
-    return vectors, text_similarity(prompts, vectors)
+def described(description: str | None, embedders: Mapping[str, Embedder], tokenizer: Any) -> dict[str, Tensor]:
+    """Return the vector of a description by each embedder, [1, D]; none without a description."""
+    if not description:
+        return {}
+    row = tokenizer(description, add_special_tokens=False).input_ids
+    return {key: embedder.embed([row]) for key, embedder in embedders.items()}
 
 
-def text_similarity(prompts: Mapping[str, Tensor], vectors: Mapping[str, Tensor]) -> Tensor:
-    """Return the similarities of prompts to an expert's texts, [P, S], one embedder after the other."""
-    parts = [
-        similarities(found, vectors[f"{key}/description"], vectors[f"{key}/examples"]) for key, found in prompts.items()
-    ]
-    return torch.cat(parts, -1)
+def similarity(prompts: Mapping[str, Tensor], vectors: Mapping[str, Tensor]) -> Tensor:
+    """Return the similarity of prompts to a description by each embedder, [P, S]; 0 without a description."""
+    none = torch.zeros(len(next(iter(prompts.values()))))
+    return torch.stack([found @ vectors[key][0] if key in vectors else none for key, found in prompts.items()], -1)
 
 
 def fingerprint(prompts: Sequence[str], table: Tensor) -> str:

