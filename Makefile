@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the sour
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt
 VLLM_PYTEST := $(VLLM)/bin/python -m pytest -o addopts="-q --strict-markers" -W default
-VLLM_COMPILED := tests/vllm/test_separate.py::test_compiled_members_with_a_warm_cache
+VLLM_COMPILED := $(addprefix tests/vllm/test_separate.py::,test_compiled_members_with_a_warm_cache test_energies_of_compiled_layers)
 
 .PHONY: demo test test-lab test-browser test-gpu test-kernels lint types unit docs dist bench test-api test-vllm test-vllm-compiled clean
 
@@ -90,7 +90,7 @@ $(VENV)/.docs: $(VENV)/bin/python pyproject.toml constraints.txt
 # vLLM in an environment of its own, for the CPU: what it needs does not fit what the rest is tested with. Its wheel asks
 # for three packages that do not match the CPU's torch and would break its import.
 test-vllm: $(VLLM)/.test
-	$(VLLM_PYTEST) -n 2 --dist loadgroup tests/vllm --deselect $(VLLM_COMPILED)
+	$(VLLM_PYTEST) -n 2 --dist loadgroup tests/vllm $(addprefix --deselect ,$(VLLM_COMPILED))
 
 test-vllm-compiled: $(VLLM)/.test  # compiles three compositions: minutes that the other tests do not need
 	$(VLLM_PYTEST) $(VLLM_COMPILED)

@@ -31,7 +31,6 @@ BANNED_IN_NAMES = r"laws?|habits?|beliefs?|astray|whoever|asleep|awake|said|hear
 ROOMS_NOT_CLEAN = (
     "serve",
     "text",
-    "vllm",
 )
 PAGES = [
     *(ROOT / "docs").glob("*.md"),

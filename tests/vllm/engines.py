@@ -8,6 +8,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +24,7 @@ os.environ.update(
 )
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
+import openai
 import torch
 
 import tessellm
@@ -73,6 +79,11 @@ def adapted(folder: Path, seed: int = 0) -> dict[str, Path]:
     }
 
 
+def adapters(folder: Path, seed: int = 0) -> dict[str, Path]:
+    """A base and two adapters of it: what vLLM's own multi-LoRA can serve."""
+    return {name: path for name, path in adapted(folder, seed).items() if name != "full"}
+
+
 def of_other_ids(folder: Path, seed: int = 0) -> dict[str, Path]:
     """One expert has its tokens in another order, the other has rows of padding."""
     from tokenizers import Tokenizer
@@ -100,6 +111,7 @@ FAMILIES: dict[str, Callable[[Path, int], dict[str, Path]]] = {
     "shapes": of_other_shapes,
     "architectures": of_other_architectures,
     "lora": adapted,
+    "adapters": adapters,
     "vocabulary": of_other_ids,
 }
 
@@ -108,6 +120,7 @@ RULES: dict[str, dict[str, Any]] = {
     "product": {"rule": "product"},
     "mixture": {"rule": "mixture", "router": False},
     "routed": {"rule": {"name": "mixture", "alone": 0.9}, "base_retention": 0.3},  # so that members share prompts
+    "default": {"base_retention": 0.3},
 }
 
 
@@ -120,12 +133,12 @@ class Composition:
 
 
 def composition(
-    folder: Path, family: str, rule: str, self_contained: bool = False, seed: int = 0, **options: Any
+    folder: Path, family: str, kind: str, self_contained: bool = False, seed: int = 0, **options: Any
 ) -> Composition:
     members = FAMILIES[family](folder / "members", seed)
     experts = {name: str(path) for name, path in members.items() if name != "base"}
     # eager: the other attention of transformers leaves out the soft cap of Gemma 2's
-    settings = {**RULES[rule], "attn_implementation": "eager", **options}
+    settings = {**RULES[kind], "attn_implementation": "eager", **options}
     os.environ["TESSELLM_CACHE"] = str(folder / "cache")  # of routers
     reference = tessellm.compose(str(members["base"]), experts, **settings)
     reference.save_pretrained(folder / "composed", self_contained=self_contained)
@@ -194,6 +207,67 @@ def engine(folder: Path, **options: Any) -> Iterator[Any]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def routed_engine(folder: Path, **options: Any) -> Iterator[Any]:
+    """An engine on a composition's base, its adapters and its router."""
+    from tessellm.checkpoint import read_config
+    from tessellm.vllm.adapters import engine_options
+    from tessellm.vllm.config import member_sources
+
+    config = read_config(folder)
+    own = engine_options(config, folder, member_sources(config, folder))
+    with engine(own.pop("model"), **{**own, **options}) as llm:
+        yield llm
+
+
+def vllm_routes(llm: Any, members: Sequence[str], asked: Sequence[Sequence[int]]) -> list[Any]:
+    from tessellm.vllm.decision import read_route, route_params
+
+    rows: Any = [{"prompt_token_ids": list(row)} for row in asked]
+    return [read_route(output, members) for output in llm.generate(rows, route_params(len(members)), use_tqdm=False)]
+
+
+def assert_same_routes(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """The same member for every prompt, but where two are as likely as each other; the same priors."""
+    for one, two in zip(ours, theirs, strict=True):
+        for name, share in one.prior.items():
+            assert abs(share - two.prior.get(name, 0.0)) < 1e-4, (one, two)
+        if one.selected != two.selected:
+            assert abs(one.prior[one.selected] - one.prior[two.selected]) < 1e-4, (one, two)
+
+
+@contextmanager
+def server(folder: Path, log: Path, options: Sequence[str], key: str = "secret") -> Iterator[openai.OpenAI]:
+    """`tessellm serve --engine vllm` in a process of its own, and a client of it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tessellm.cli", "serve", "--engine", "vllm", str(folder), "--port", str(port)]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*command, "--api-key", key, "--", *options],
+            stdout=stream, stderr=stream, env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        )  # fmt: skip
+        try:
+            api = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
+            _wait_for(api, process, log)
+            yield api
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def _wait_for(api: openai.OpenAI, process: subprocess.Popen, log: Path) -> None:
+    for _ in range(800):
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            api.models.list()
+            return
+        except openai.APIConnectionError:
+            time.sleep(0.5)
+    raise AssertionError(log.read_text()[-4000:])
 
 
 def vllm_says(llm: Any, asked: Sequence[Sequence[int]], new: int = NEW, **sampling: Any) -> list[Said]:

@@ -2,7 +2,8 @@
 
     python separate.py FOLDER FAMILY RULE SEED '{"tensor_parallel_size": 2}'
 
-Composes, writes with both engines, compares, and prints how many models were compiled.
+Composes, writes with both engines, compares, and prints how many models were compiled. With the rule "default" it is
+the routes that are compared, of vLLM's own multi-LoRA.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ options = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
 if options.get("enforce_eager") is False:
     os.environ["TORCHDYNAMO_DISABLE"] = "0"
 
-from engines import assert_same, chats, composition, engine, transformers_says, vllm_says  # noqa: E402
+from engines import (  # noqa: E402
+    assert_same,
+    assert_same_routes,
+    chats,
+    composition,
+    engine,
+    routed_engine,
+    transformers_says,
+    vllm_routes,
+    vllm_says,
+)
 
 
 def main() -> None:
@@ -25,6 +36,11 @@ def main() -> None:
     shutil.rmtree(folder / "members", ignore_errors=True)
     composed = composition(folder, family, rule, seed=seed)
     asked = chats(seed=seed)
+    if rule == "default":
+        with routed_engine(composed.folder, **options) as llm:
+            members = composed.reference.config.member_names
+            assert_same_routes(composed.reference.route(asked), vllm_routes(llm, members, asked))
+        return
     expected = transformers_says(composed.reference, asked)
     with engine(composed.folder, **options) as llm:
         for _ in range(2):  # the second time from the prefix cache

@@ -69,6 +69,9 @@ def test_adapters_share_one_base_and_caches_are_as_planned(tmp_path: Path) -> No
         assert [each.names for each in model.members] == [["base", "math", "coding"], ["full"]]
         base, full = (sum(p.numel() for p in each.model.parameters()) for each in model.members)
         assert base == full  # adapters are beside the parameters, in buffers as large as themselves
+        most = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+        ranges = model.members[0].config.compilation_config.get_compile_ranges()
+        assert [each.end for each in ranges] == [most, 3 * most]  # adapters are rows of their base's batch
         caches = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
         assert caches.num_blocks == GIB // (32 * needs.kv_bytes)
 
@@ -79,9 +82,9 @@ def test_states_are_carried_not_rebuilt(tmp_path: Path, monkeypatch: pytest.Monk
 
     looked, replay = [], States.replay
 
-    def counted(self: States, step: Any, row: int, last: int, seat: Any) -> Any:
+    def counted(self: States, step: Any, row: int, last: int) -> Any:
         looked.append(last)
-        return replay(self, step, row, last, seat)
+        return replay(self, step, row, last)
 
     monkeypatch.setattr(States, "replay", counted)
     composed = composition(tmp_path, "llama", "mixture")

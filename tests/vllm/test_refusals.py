@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import tessellm
 from tessellm.checkpoint import read_config
 from tessellm.errors import TessellmError
-from tessellm.vllm import config, tap
+from tessellm.vllm import adapters, config, server, tap
 from tessellm.vllm.versions import TESTED, check_version
 
 from engines import Composition, alike, composition, engine, vllm_says
@@ -86,9 +86,7 @@ def test_exchanged_vocabulary(own: Path, tmp_path: Path) -> None:
 
 def test_other_rules(own: Path) -> None:
     change_config(own, rule={"name": "evidence"})
-    message = refusal(own)
-    assert "the rule 'evidence' cannot be served by vLLM, which runs product and mixture" in message
-    assert "Leave out --engine vllm, or compose with rule: product" in message
+    assert "the rule 'evidence' belongs to the lab" in refusal(own)
 
 
 def test_unknown_rule(own: Path) -> None:
@@ -98,17 +96,48 @@ def test_unknown_rule(own: Path) -> None:
     assert "product" in message
 
 
-def test_a_router_where_its_layers_do_not_run_as_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_whose_layers_vllm_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = composition(tmp_path, "lora", "routed").folder
-    message = refusal(folder, enforce_eager=False)
-    assert "a composition with a router cannot be compiled by vLLM" in message
-    assert "--enforce-eager" in message
     with monkeypatch.context() as patch:
         patch.setattr(tap, "place", lambda model, name: (f"{name}.elsewhere", None))
         assert "vLLM's LlamaForCausalLM has no such layer" in refusal(folder)
-    monkeypatch.setattr(tap._TappedLayer, "register_forward_pre_hook", lambda *arguments, **options: None)
-    with engine(folder) as llm, pytest.raises(TessellmError, match="vLLM did not run that layer as Python"):
+    monkeypatch.setattr(tap.TappedLinear, "apply", lambda self, layer, x, bias=None: self.inner.apply(layer, x, bias))
+    with engine(folder) as llm, pytest.raises(TessellmError, match="vLLM did not run that layer"):
         vllm_says(llm, [[5, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [("adapters", {}, None),
+     ("adapters", {"rule": {"name": "mixture", "alone": 0.9}}, "its rule is not the default"),
+     ("adapters", {"rule": "product"}, "its rule is not the default"),
+     ("adapters", {"weights": {"math": 0.5}}, "its experts have weights"),
+     ("adapters", {"router": False}, "it has no router"),
+     ("lora", {}, "expert 'full' is a full model")],
+)  # fmt: skip
+def test_what_one_adapter_a_request_can_serve(
+    family: str, options: dict[str, Any], reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = composition(tmp_path, family, "default", **options).folder
+    own = read_config(folder)
+    places = config.member_sources(own, folder)
+    assert adapters.obstacle(own, folder, places) == reason
+    monkeypatch.setattr(adapters, "largest_rank", lambda: 3)
+    if reason is None:
+        assert "has rank" in str(adapters.obstacle(own, folder, places))
+    for name in own.member_names[1:]:
+        file = places[name].directory / "adapter_config.json"
+        if family == "adapters":
+            file.write_text(json.dumps({**json.loads(file.read_text()), "use_dora": True}))
+    if reason is None:
+        assert "is more than LoRA of linear layers" in str(adapters.obstacle(own, folder, places))
+
+
+@pytest.mark.parametrize("option", ["--pipeline-parallel-size=2", "--pipeline_parallel_size", "--speculative-config"])
+def test_options_that_routing_cannot_go_along_with(option: str) -> None:
+    server.check_options(["--tensor-parallel-size", "2"])
+    with pytest.raises(TessellmError, match="cannot be used where requests are routed"):
+        server.check_options([option, "2"])
 
 
 def test_a_router_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,12 +12,12 @@ import pytest
 import torch
 
 from conftest import character_tokenizer
-from engines import CONTEXT, Composition, composition, transformers_says
+from engines import CONTEXT, Composition, composition, server, transformers_says
 
 pytestmark = pytest.mark.xdist_group("server")  # one worker, so that it is started once
 
 KEY = "secret"
-OPTIONS = ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-logprobs", "5"]
+OPTIONS = ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-logprobs", "5", "--enforce-eager"]
 
 
 @pytest.fixture(scope="module")
@@ -32,34 +27,8 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Composition:
 
 @pytest.fixture(scope="module")
 def client(composed: Composition, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("log") / "server.txt"
-    command = [sys.executable, "-m", "tessellm.cli", "serve", "--engine", "vllm", str(composed.folder)]
-    with log.open("w") as stream:
-        server = subprocess.Popen(
-            [*command, "--port", str(port), "--api-key", KEY, "--", *OPTIONS],
-            stdout=stream, stderr=stream, env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-        )  # fmt: skip
-        try:
-            api = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=60)
-            wait_for(api, server, log)
-            yield api
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
-
-
-def wait_for(api: openai.OpenAI, server: subprocess.Popen, log: Path) -> None:
-    for _ in range(800):
-        assert server.poll() is None, log.read_text()[-4000:]
-        try:
-            api.models.list()
-            return
-        except openai.APIConnectionError:
-            time.sleep(0.5)
-    raise AssertionError(log.read_text()[-4000:])
+    with server(composed.folder, tmp_path_factory.mktemp("log") / "server.txt", OPTIONS, KEY) as api:
+        yield api
 
 
 def expected(composed: Composition, text: str) -> Any:

@@ -134,8 +134,8 @@ def make_memory(dtype: torch.dtype = torch.float32) -> Memory:
     return memory
 
 
-def make_states(kind: str, requests: int) -> States:
-    return States(KINDS[kind], make_memory(), requests, SIZE, logprobs)
+def make_states(kind: str) -> States:
+    return States(KINDS[kind], make_memory(), SIZE, logprobs)
 
 
 def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tensor]:
@@ -164,7 +164,7 @@ def run_step(states: States, batch: list[tuple[Text, int]]) -> tuple[Step, Tenso
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_those_of_the_whole_text(seed: int, kind: str) -> None:
     chance = random.Random(seed)
-    states, pages = make_states(kind, requests=4 if seed % 2 else 40), Pages(chance)  # few seats, and many
+    states, pages = make_states(kind), Pages(chance)
     texts: list[Text] = []
     old = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 20))] for _ in range(3)]
     for _ in range(200):
@@ -215,7 +215,7 @@ def check_stretch(
 def test_a_block_that_was_another_texts_forgets_it() -> None:
     """One text ends where a block ends; the block goes to a second text; a third shares it and reads one token more."""
     for seed in range(10):
-        chance, states = random.Random(seed), make_states("neither", requests=8)
+        chance, states = random.Random(seed), make_states("neither")
         one, two = ([chance.randrange(VOCABULARY) for _ in range(BLOCK)] for _ in range(2))
         texts = [Text(one, blocks=[1]), Text([*two, 0, 1], blocks=[1, 2]), Text([*two, 3], read=BLOCK, blocks=[1, 3])]
         for text in texts:
@@ -238,7 +238,7 @@ def test_energies_are_kept_to_the_bit() -> None:
 
 def test_an_answer_is_carried_over_the_templates_tokens() -> None:
     """A token of the template inside an answer is looked at, and changes nothing."""
-    states = make_states("template and router", requests=4)
+    states = make_states("template and router")
     text = Text([USER, 0, 1, ANSWER, 2, 3, ANSWER, 0, ANSWER], blocks=[1, 2, 3])
     replayed: list[int] = []
     replay = states.replay

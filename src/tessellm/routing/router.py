@@ -56,7 +56,7 @@ class DeltaRouter:
             if name not in self.experts
         )
         self._own = [profiles[name].directions for name in self.experts]
-        self._stacked = stack_directions(settings["groups"], self._own, settings["blocks"])
+        self.stacked = stack_directions(settings["groups"], self._own, settings["blocks"])
         self._set_scales()
 
     @classmethod
@@ -121,8 +121,8 @@ class DeltaRouter:
     @contextmanager
     def tap(self, base: nn.Module) -> Iterator[Energies]:
         """Collect energies in every forward pass of `base` inside the context."""
-        energies = Energies(self._stacked, len(self.experts))
-        with tapped(base, energies, list(self._stacked)):
+        energies = Energies(self.stacked, len(self.experts))
+        with tapped(base, energies, list(self.stacked)):
             yield energies
 
     def route(self, prompts: Sequence[RoutedPrompt]) -> list[Route]:

@@ -21,11 +21,8 @@ ARCHITECTURE = "ComposedForCausalLM"
 
 def register() -> None:
     """Make compositions known to vLLM. May be called more than once."""
-    from vllm import ModelRegistry
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
-    from vllm.transformers_utils.config import _CONFIG_REGISTRY
-
     from .config import EngineLimits, SizedConfig
+    from .versions import _CONFIG_REGISTRY, MODELS_CONFIG_MAP, ModelRegistry
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"{__name__}.model:ServedComposition")

@@ -84,11 +84,11 @@ def head_size(text: PreTrainedConfig) -> int:
 
 def check_heads(configs: Mapping[str, PreTrainedConfig]) -> None:
     """vLLM's CPU build starts with any width of a head, and ends at the first request if its kernels lack that one."""
-    from vllm.platforms import current_platform
+    from .versions import current_platform
 
     if not current_platform.is_cpu():
         return
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from .versions import CPUAttentionBackend
 
     known = CPUAttentionBackend.get_supported_head_sizes()
     for name, member in configs.items():
@@ -123,7 +123,7 @@ def member_sources(config: reference.ComposedConfig, folder: Path) -> dict[str, 
 
 def member_configs(config: reference.ComposedConfig, places: Mapping[str, Source]) -> dict[str, PreTrainedConfig]:
     """Every member's own config; an adapter's is its base's."""
-    from vllm import ModelRegistry
+    from .versions import ModelRegistry
 
     known, configs = set(ModelRegistry.get_supported_archs()), {}
     for entry in config.members:
@@ -169,7 +169,7 @@ def make_rule(config: reference.ComposedConfig) -> ComposedRule:
 
 
 def has_router(config: reference.ComposedConfig, folder: Path) -> bool:
-    """Whether the composition's prior comes from a router, which needs `enforce_eager`."""
+    """Whether the composition's prior comes from a router."""
     return make_rule(config).routed is not None and (folder / ROUTER).is_file()
 
 
@@ -199,11 +199,6 @@ class EngineLimits:
         if vllm_config.parallel_config.decode_context_parallel_size > 1:
             raise RecipeError("a composition cannot use --decode-context-parallel-size; use tensor parallelism")
         config = vllm_config.model_config.hf_config
-        if has_router(config, Path(config.folder)) and not vllm_config.model_config.enforce_eager:
-            raise RecipeError(
-                "a composition with a router cannot be compiled by vLLM: the router reads what the base's layers are "
-                f"given. Give --enforce-eager (enforce_eager=True), or compose with rule: {Product.name}"
-            )
         rule = make_rule(config)
         if rule.routed is not None and vllm_config.kv_transfer_config is not None:
             raise RecipeError(

@@ -18,15 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-    LinearMethodBase,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-from vllm.model_executor.parameter import ModelWeightParameter
 
 from ..members.sources import Source, weight_files
+from .versions import LinearBase, LinearMethodBase, ModelWeightParameter, QKVParallelLinear, RowParallelLinear
 
 PREFIX = "base_model.model."
 QKV = ("q", "k", "v")
@@ -45,10 +39,9 @@ class Adapter:
         return self.name + ":" + ",".join(f"{module}={len(a_RI)}" for module, (a_RI, _) in sorted(self.deltas.items()))
 
 
-def read_adapter(source: Source, name: str) -> Adapter | None:
-    """The adapter in that folder, or None if it is more than LoRA's two matrices a layer."""
+def plain_config(source: Source) -> Any:
+    """The adapter's configuration, or None if it is more than LoRA's two matrices a layer."""
     from peft import PeftConfig
-    from peft.utils.other import get_pattern_key
 
     config: Any = PeftConfig.from_pretrained(str(source.directory))
     beyond = (
@@ -61,6 +54,22 @@ def read_adapter(source: Source, name: str) -> Adapter | None:
         "alora_invocation_tokens",
     )
     if config.peft_type.value != "LORA" or config.bias != "none" or any(getattr(config, key, None) for key in beyond):
+        return None
+    return config
+
+
+def plain_ranks(source: Source) -> list[int] | None:
+    """The ranks in an adapter of vLLM's kind; None if it is more."""
+    config = plain_config(source)
+    return None if config is None else [config.r, *config.rank_pattern.values()]
+
+
+def read_adapter(source: Source, name: str) -> Adapter | None:
+    """The adapter in that folder, or None if it is more than LoRA's two matrices a layer."""
+    from peft.utils.other import get_pattern_key
+
+    config = plain_config(source)
+    if config is None:
         return None
     tensors = load_file(weight_files(source.directory)[0])
     deltas = {}

@@ -9,28 +9,30 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from vllm.compilation.backends import set_model_tag
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
-from vllm.model_executor.models.utils import init_vllm_registered_model
-from vllm.transformers_utils.config import get_hf_text_config
 
 from ..errors import MemberError
 from ..members import Loading, MemberSpec, load_member
 from ..members.sources import Source
 from .lora import Adapter, attach, fits
+from .versions import (
+    Attention,
+    AttentionLayerBase,
+    get_hf_text_config,
+    init_vllm_registered_model,
+    safetensors_weights_iterator,
+    set_model_tag,
+)
 
 
 def inner_config(outer: Any, hf_config: PreTrainedConfig, name: str) -> Any:
-    """vLLM's configuration for one member. The caches and the compilation context stay the outer model's."""
+    """vLLM's configuration for one member. The caches and the layers that are known by name stay the outer model's."""
     inner = outer.with_hf_config(hf_config)
     model_config = inner.model_config
     model_config.hf_text_config = text = get_hf_text_config(hf_config)
@@ -39,7 +41,7 @@ def inner_config(outer: Any, hf_config: PreTrainedConfig, name: str) -> Any:
     kinds = getattr(text, "layer_types", None)
     everywhere = kinds is None or all(kind == "sliding_attention" for kind in kinds)
     inner.cache_config.sliding_window = getattr(text, "sliding_window", None) if everywhere else None
-    inner.compilation_config = outer.compilation_config
+    inner.compilation_config = copy.copy(outer.compilation_config)
     # Two members of one shape must not share a compiled graph: it names one member's layers. This enters its key.
     inner.additional_config = {**outer.additional_config, "tessellm_member": name}
     return inner
@@ -55,6 +57,8 @@ class InnerMember(nn.Module):
         self.hidden_size: int = get_hf_text_config(hf_config).hidden_size
         self.model = build(self.config, name)
         self.adapters: list[Adapter] = []
+        self.most_tokens: int = outer.scheduler_config.max_num_batched_tokens
+        self.inputs = StaticInputs(self.most_tokens)
 
     def adopt(self, adapters: Iterable[Adapter]) -> None:
         """Let adapters run as rows of this model, those that can: LoRA of its linear layers, in a model where nothing
@@ -66,6 +70,10 @@ class InnerMember(nn.Module):
         if not self.adapters:
             return
         self.names += [adapter.name for adapter in self.adapters]
+        rows = len(self.names) * self.most_tokens
+        self.inputs = StaticInputs(rows)
+        compilation = self.config.compilation_config
+        compilation.compile_ranges_endpoints = [*(compilation.compile_ranges_endpoints or []), rows]
         self.config.additional_config["tessellm_rows"] = [adapter.signature for adapter in self.adapters]
         twins = [self._attention_of(build(self.config, name, torch.device("meta"))) for name in self.names[1:]]
         for path, attention in self._attention_of(self.model).items():
@@ -79,9 +87,7 @@ class InnerMember(nn.Module):
 
     def forward(self, ids_M: Sequence[Tensor], positions: Tensor) -> list[Tensor]:
         """Every member's hidden states [T, H]."""
-        if len(self.names) == 1:
-            return [self.model(ids_M[0], positions)]
-        rows = self.model(torch.cat(list(ids_M)), positions.repeat(len(self.names)))
+        rows: Tensor = self.model(*self.inputs.fill(ids_M, positions))
         return list(rows.chunk(len(self.names)))
 
     def logits(self, hidden_M: Sequence[Tensor]) -> list[Tensor] | None:
@@ -103,6 +109,34 @@ class InnerMember(nn.Module):
         if self.adapters:
             attach(self.model, [None, *self.adapters])
         return {name for name, _ in self.named_parameters()}
+
+
+class StaticInputs:
+    """The tokens and positions of an inner model: always in the same memory, since a CUDA graph reads where it was
+    captured."""
+
+    def __init__(self, rows: int):
+        self.ids = torch.zeros(rows, dtype=torch.long)
+        self.positions = torch.zeros(rows, dtype=torch.long)
+
+    def fill(self, ids_M: Sequence[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Every member's tokens one after the other, and as often the positions."""
+        rows = len(ids_M) * len(positions)
+        for part, ids in zip(self.ids[:rows].chunk(len(ids_M)), ids_M, strict=True):
+            part.copy_(ids)
+        self.positions[:rows].view(len(ids_M), -1).copy_(positions)
+        return self.ids[:rows], self.positions[:rows]
+
+
+def run_members(
+    members: Iterable[InnerMember], ids_of: Callable[[str], Tensor], positions: Tensor, output_TH: Tensor
+) -> None:
+    """Write all members' hidden states side by side. Each is copied before the next runs: graphs share their memory."""
+    column = 0
+    for member in members:
+        for hidden_TH in member([ids_of(name) for name in member.names], positions):
+            output_TH[:, column : column + hidden_TH.shape[1]] = hidden_TH
+            column += hidden_TH.shape[1]
 
 
 def build(config: Any, name: str, device: torch.device | None = None) -> Any:

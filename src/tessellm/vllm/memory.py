@@ -17,11 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionBackend, CacheOnlyAttentionImpl
-from vllm.v1.attention.backend import AttentionMetadataBuilder
-from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
+
+from .versions import (
+    AttentionLayerBase,
+    AttentionMetadataBuilder,
+    CacheOnlyAttentionBackend,
+    CacheOnlyAttentionImpl,
+    HiddenStateCacheSpec,
+    get_forward_context,
+)
 
 LAYER = "tessellm_memory.0"  # vLLM wants one number in a layer's name
 
@@ -47,7 +51,7 @@ class Memory(nn.Module, AttentionLayerBase):
         self.size = size = hidden + experts * (4 // self.dtype.itemsize)
         self.block_size = vllm_config.cache_config.block_size
         self.impl = CacheOnlyAttentionImpl(1, size, "auto", self.dtype)
-        self.kv_cache = torch.tensor([])
+        self._cache = torch.tensor([])
         self.token_S = torch.tensor([])  # the token at each slot
         self.step: Step | None = None
         layers = vllm_config.compilation_config.static_forward_context
@@ -62,8 +66,20 @@ class Memory(nn.Module, AttentionLayerBase):
         block_size = vllm_config.cache_config.block_size
         return HiddenStateCacheSpec(block_size=block_size, num_kv_heads=1, head_size=self.size, dtype=self.dtype)
 
+    @property
+    def kv_cache(self) -> Tensor:
+        """The cache, [blocks, 1, block size, H]."""
+        return self._cache
+
+    @kv_cache.setter
+    def kv_cache(self, kv_cache: Tensor) -> None:
+        if kv_cache.numel():
+            self.bind_kv_cache(kv_cache.transpose(1, 2))  # vLLM 0.26 assigns it, [blocks, block size, 1, H]
+        else:
+            self._cache = kv_cache  # the engine ends
+
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        self.kv_cache = kv_cache  # [blocks, 1, block size, H]
+        self._cache = kv_cache
         slots = kv_cache.shape[0] * kv_cache.shape[2]
         self.token_S = torch.zeros(slots, dtype=torch.long, device=kv_cache.device)
 

@@ -25,7 +25,7 @@ from ..routing import ChatMarks
 from ..rules import working_dtype
 from .config import composition_folder, has_router, logger, make_rule, member_configs, member_sources
 from .lora import Adapter, read_adapter
-from .members import InnerMember, merged_checkpoint
+from .members import InnerMember, merged_checkpoint, run_members
 from .memory import Memory
 from .state import States
 from .tap import Tap, stored_router
@@ -38,6 +38,7 @@ class ServedComposition(nn.Module):
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         self.dtype = vllm_config.model_config.dtype
+        self.most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         folder = composition_folder(self.config.folder)
         self.places = member_sources(self.config, folder)
         self.rule = make_rule(self.config)
@@ -60,13 +61,12 @@ class ServedComposition(nn.Module):
             router = None
             if has_router(self.config, folder):
                 router = stored_router(folder / ROUTER, self.places["base"], configs["base"], tokenizer)
-                self.tap = Tap(router, base)
+                self.tap = Tap(router)
             routing = Routing(self.rule.routed, names, router, ChatMarks.of(tokenizer))
             self.memory = Memory(vllm_config, sum(self.sizes), self.tap.experts if self.tap else 0)
-            requests = vllm_config.scheduler_config.max_num_seqs
             row_elements = len(names) * self.config.vocab_size
-            self.states = States(routing, self.memory, requests, row_elements, self.member_logprobs)
-        self.output_TH = torch.tensor([])
+            self.states = States(routing, self.memory, row_elements, self.member_logprobs)
+        self.output_TH = torch.zeros(self.most_tokens, sum(self.sizes), dtype=self.dtype)
 
     @property
     def members(self) -> list[Any]:
@@ -95,14 +95,13 @@ class ServedComposition(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """The hidden states of all members, side by side: [tokens, H]."""
-        hidden: list[Tensor] = []
-        for member in self.members:
-            ids_M = [self.alignments[name].to_member(input_ids) for name in member.names]
-            hidden += member(ids_M, positions)
-        self.output_TH = torch.cat(hidden, -1)
+        output_TH = self.output_TH[: len(input_ids)]
+        if self.tap is not None:
+            self.tap.reset()
+        run_members(self.members, lambda name: self.alignments[name].to_member(input_ids), positions, output_TH)
         if self.memory is not None:
-            self.memory(self.output_TH, input_ids, self.tap.take() if self.tap is not None else None)
-        return self.output_TH
+            self.memory(output_TH, input_ids, None if self.tap is None else self.tap.take(len(input_ids)))
+        return output_TH
 
     def member_logprobs(self, hidden_NH: Tensor) -> Tensor | None:
         """logp_MNV over the composed vocabulary; None on ranks that do not gather logits."""
@@ -129,8 +128,6 @@ class ServedComposition(nn.Module):
         logp_MNV = self.member_logprobs(hidden_NH)
         if logp_MNV is None:
             return None
-        if self.states is not None:
-            return self.states.fresh(logp_MNV)
         tokens_N1 = torch.zeros(len(hidden_NH), 1, dtype=torch.long, device=hidden_NH.device)
         logp_N1V, _ = self.rule(logp_MNV[:, :, None], tokens_N1, torch.ones_like(tokens_N1, dtype=torch.bool), None)
         return logp_N1V[:, 0]
@@ -157,4 +154,7 @@ class ServedComposition(nn.Module):
             else:
                 done = member.load(weight_files(place.directory))
             loaded |= {f"inner.{name}.{each}" for each in done}
+        if self.tap is not None:
+            base = self.members[0]
+            self.tap.attach(base.model, self.most_tokens, next(self.parameters()).device, len(base.names))
         return loaded

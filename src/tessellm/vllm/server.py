@@ -18,14 +18,14 @@ from ..serve.settings import Settings
 REQUESTS = 128  # at once, unless the user says otherwise: a mixture keeps rows of log-probabilities for each
 
 
-def arguments(folder: Path, host: str, port: int, extra: Sequence[str], eager: bool = False) -> list[str]:
-    """vLLM's command line; what the user gave comes last, and so counts."""
-    own = ["--model", str(folder), "--served-model-name", folder.name, "--host", host, "--port", str(port)]
+def arguments(folder: Path, host: str, port: int, extra: Sequence[str], adapted: Sequence[str] | None) -> list[str]:
+    """vLLM's command line; what the user gave comes last, and so counts. `adapted`: options for one adapter a request;
+    None: the composed model."""
+    own = ["--model", str(folder), "--served-model-name", folder.name] if adapted is None else [*adapted]
+    own += ["--host", host, "--port", str(port)]
     given = {argument.split("=")[0].replace("_", "-") for argument in extra}
-    if not given & {"--max-num-seqs"}:
+    if adapted is None and not given & {"--max-num-seqs"}:
         own += ["--max-num-seqs", str(REQUESTS)]
-    if eager and not given & {"--enforce-eager", "--no-enforce-eager"}:
-        own += ["--enforce-eager"]
     return [*own, *extra]
 
 
@@ -46,15 +46,24 @@ def serve(model: str, host: str, port: int, extra: Sequence[str], api_key: str |
         os.environ["VLLM_API_KEY"] = settings.api_key.strip()  # arguments can be read by everyone on the machine
     from ..checkpoint import read_config
     from . import register
-    from .config import composition_folder, has_router, set_sizes
+    from .adapters import obstacle, server_arguments
+    from .config import composition_folder, logger, member_sources, set_sizes
+    from .versions import server
 
     folder = composition_folder(model)
     config = read_config(folder)
     set_sizes(config, folder)
     register()
-    from vllm.entrypoints.launchers.api_server.entry import main
-
-    sys.argv = ["tessellm serve --engine vllm", *arguments(folder, host, port, extra, has_router(config, folder))]
+    places = member_sources(config, folder)
+    reason = obstacle(config, folder, places)
+    adapted = server_arguments(config, folder, places) if reason is None else None
+    if reason is not None:
+        logger.warning("%s: %s, so all of its members run for each request, as one composed model", folder, reason)
+    if adapted is not None:
+        check_options(extra)
+    main, command = server()
+    words = arguments(folder, host, port, extra, adapted)
+    sys.argv = ["tessellm serve --engine vllm", *command, *(words[1:] if command else words)]  # vllm serve MODEL
     try:
         main()
     except ValueError as error:  # what its options are checked with, pydantic's too; later errors have other types
@@ -67,6 +76,14 @@ def check_block_size(extra: Sequence[str]) -> None:
     for name, size in itertools.pairwise(words):
         if name.replace("_", "-") == "--block-size" and not (size.isdigit() and int(size) and int(size) % 16 == 0):
             raise EngineError(f"--block-size: expected tokens per block in multiples of 16; got {size}")
+
+
+def check_options(extra: Sequence[str]) -> None:
+    """Refuse what routing cannot go along with: layers on several stages, and several rows of logits for a request."""
+    for argument in extra:
+        name = argument.split("=")[0].replace("_", "-")
+        if name in ("--pipeline-parallel-size", "-pp", "--speculative-config", "-sc"):
+            raise EngineError(f"{name} cannot be used where requests are routed. Leave it out")
 
 
 def _reason(error: ValueError) -> str:

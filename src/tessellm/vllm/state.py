@@ -1,21 +1,21 @@
-"""What `mixture` remembers per request: carried from token to token, rebuilt from memory.py where it is not there.
+"""What `mixture` remembers per request: π, kept for every position beside the cache, and rebuilt where it is not there.
 
-vLLM's models see no requests, but they see where each position lies in the cache. A state is filed under the slot of
-the last position that it has read. The request whose next position follows that slot may use it: its tokens up to there
-are the same, since they are in the same blocks. A slot that is written again forgets what was filed under it. In every
-other case (a prompt just read, in one chunk or several; a prefix found in the cache; a request that was preempted) the
-rule is run again from where the answer begins, with the prior of the prompt before it.
+vLLM's models see no requests, but they see where each position lies in the cache. So π is kept under the slot of the
+last position that it has read. The request whose next position follows that slot goes on from it: its tokens up to
+there are the same, since they are in the same blocks. A slot that is written again forgets what was kept under it. The
+last position's rows, which say how likely the new token was, come from the hidden states in memory.py. In every other
+case (a prompt just read, in one chunk or several; a request that was preempted) the rule is run again from where the
+answer begins, with the prior of the prompt before it.
 
 Where an answer begins, the chat template's marks say (model/transcript.py). Without them a text is an answer from its
 first token on, or, with a router, a prompt at each of whose positions the prior is that of the tokens so far.
 
-Shapes: B requests of the batch, N rows, T positions, M members, V vocabulary, H hidden, S slots, P states held.
+Shapes: B requests of the batch, N rows, T positions, M members, C components, V vocabulary, H hidden, S slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -31,56 +31,38 @@ ABSENT = -1
 Logprobs = Callable[[Tensor], Tensor | None]  # hidden_NH -> logp_MNV, None on ranks that gather no logits
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Where a request finds its state, if it does, and where it leaves it."""
-
-    source: int
-    target: int
-
-
 class States:
-    """The states of up to `size` requests."""
+    """The states of all requests in the cache."""
 
-    def __init__(self, routing: Routing, memory: Memory, size: int, row_elements: int, logprobs: Logprobs):
-        self.routing, self.rule, self.memory, self.size, self.logprobs = routing, routing.rule, memory, size, logprobs
+    def __init__(self, routing: Routing, memory: Memory, row_elements: int, logprobs: Logprobs):
+        self.routing, self.rule, self.memory, self.logprobs = routing, routing.rule, memory, logprobs
         self.row_elements = row_elements  # numbers in one position's log-probabilities, all members together
         self.telling = routing.marks.tokens
-        self.held: Any = None  # the rule's state, P rows
-        self.seat_S = torch.tensor([])  # which state is filed under each slot
-        self.slot_P = [ABSENT] * size  # the slot of each state,
-        self.answer_P: list[int | None] = [None] * size  # the position at which its answer begins,
-        self.used_P = [0] * size  # and when it was last used
-        self.clock = 0
-
-    def fresh(self, logp_MNV: Tensor) -> Tensor:
-        """Rows without a past: trial runs, which also make room for the states before memory is measured."""
-        token_N1 = torch.zeros(logp_MNV.shape[1], 1, dtype=torch.long, device=logp_MNV.device)
-        logp_N1V, state = self.rule(logp_MNV[:, :, None], token_N1, torch.ones_like(token_N1, dtype=torch.bool), None)
-        self._make_room(state)
-        return logp_N1V[:, 0]
+        self.answer_S = torch.tensor([])  # the position at which the answer begins; ABSENT: no π is kept there
+        self.prior_SC = self.log_pi_SC = torch.tensor([])
 
     def last_rows(self, step: Step, hidden_BH: Tensor) -> Tensor | None:
         """The composed log-probabilities after each request's last token: [B, V]."""
         batch, device = len(hidden_BH), hidden_BH.device
-        row_B = torch.arange(batch, device=device)
+        self._make_room()
         last_B = step.length_B[:batch].long() - 1
-        pair_B2 = self.memory.slots(step, row_B, torch.stack([(last_B - 1).clamp_min(0), last_B], 1))
-        alone_B = step.start_B[1 : batch + 1] - step.start_B[:batch] == 1
-        seats, ends = self._seats(step, pair_B2, last_B, alone_B & (last_B > 0))
-        carried = [row for row, seat in enumerate(seats) if seat.source != ABSENT]
+        pair_B2 = torch.stack([(last_B - 1).clamp_min(0), last_B], 1)
+        slot_B2 = self.memory.slots(step, torch.arange(batch, device=device), pair_B2)
+        alone_B = (step.start_B[1 : batch + 1] - step.start_B[:batch] == 1) & (last_B > 0)
+        before_B = torch.where(alone_B, self.answer_S[slot_B2[:, 0]], ABSENT)
+        columns = [before_B, self.memory.token_S[slot_B2[:, 1]], last_B]
+        found = torch.stack(columns, 1).tolist()  # the one look at the device's numbers a step
+        answers = [self._continued(step, row, *each) for row, each in enumerate(found)]
+        self.answer_S[step.slot_T.long().clamp_min(0)] = ABSENT
         logp_BV: dict[int, Tensor] = {}
-        if carried:
-            logp_MNV = self.logprobs(hidden_BH[carried])
-            if logp_MNV is not None:
-                token_N1 = self.memory.token_S[pair_B2[carried, 1:]]
-                rows = self._advance(logp_MNV, token_N1, [seats[row] for row in carried])
-                logp_BV.update(zip(carried, rows, strict=True))
-        for row, (seat, end) in enumerate(zip(seats, ends, strict=True)):
-            if seat.source == ABSENT:
-                found = self.replay(step, row, end, seat)
-                if found is not None:
-                    logp_BV[row] = found
+        carried = [row for row, answer in enumerate(answers) if answer != ABSENT]
+        for start, stop in slices(len(carried), 2 * self.row_elements):
+            some = carried[start:stop]
+            rows_NV = self._advance(slot_B2[some], [answers[row] for row in some])
+            logp_BV.update(zip(some, rows_NV if rows_NV is not None else (), strict=False))
+        for row, (*_, last) in enumerate(found):
+            if answers[row] == ABSENT and (row_V := self.replay(step, row, last)) is not None:
+                logp_BV[row] = row_V
         return torch.stack([logp_BV[row] for row in range(batch)]) if logp_BV else None
 
     def rows(self, step: Step, first: int, hidden_NH: Tensor) -> Tensor | None:
@@ -95,15 +77,18 @@ class States:
         whole = [part for part in parts if part is not None]
         return torch.cat(whole) if whole else None
 
-    def replay(self, step: Step, row: int, last: int, seat: Seat) -> Tensor | None:
-        """Run the rule anew over a request's answer up to a position; return its row there, [V], and keep the state."""
+    def replay(self, step: Step, row: int, last: int) -> Tensor | None:
+        """Run the rule anew over a request's answer up to a position; return its row there, [V], and keep π."""
         ids = self._ids(step, row, last)
-        answer = self.answer_P[seat.target] = self._answer(ids)
+        answer = self._answer(ids)
         begin = last if answer is None or answer > last else max(answer - 1, 0)
+        slot_1 = self._slots(step, row, [last])
+        if answer is not None:
+            self.answer_S[slot_1] = answer
         found = self._run(step, row, ids, begin, last)
         if found is None:
             return None
-        self._keep(found[1], [seat.target])
+        self._keep(slot_1, found[1])
         return found[0][-1]
 
     def _stretch(self, step: Step, row: int, first: int, last: int) -> Tensor | None:
@@ -136,7 +121,7 @@ class States:
 
     def _run(self, step: Step, row: int, ids: list[int], begin: int, last: int) -> tuple[Tensor, Any] | None:
         """Run the rule from where it begins anew: the rows up to `last`, [T, V], and the state."""
-        state, said = None, []
+        state, rows = None, []
         slot_T = self._slots(step, row, range(begin, last + 1))
         token_1T = torch.tensor([ids[begin : last + 1]], device=slot_T.device)
         for start, stop in slices(len(slot_T), self.row_elements):
@@ -148,8 +133,8 @@ class States:
             tokens_1T = token_1T[:, start:stop]
             mask_1T = torch.ones_like(tokens_1T, dtype=torch.bool)
             logp_1TV, state = self.rule(logp_MTV[:, None], tokens_1T, mask_1T, state)
-            said.append(logp_1TV[0])
-        return (torch.cat(said), state) if said else None
+            rows.append(logp_1TV[0])
+        return (torch.cat(rows), state) if rows else None
 
     def _begun(self, step: Step, row: int, ids: list[int], positions: Sequence[int], like_MNV: Tensor) -> Any:
         """The state before each of some positions of a text, with the prior of the tokens up to it."""
@@ -178,52 +163,33 @@ class States:
         position_1T = torch.tensor([list(positions)], dtype=torch.long, device=device)
         return self.memory.slots(step, torch.tensor([row], device=device), position_1T)[0]
 
-    def _seats(self, step: Step, pair_B2: Tensor, last_B: Tensor, may_carry_B: Tensor) -> tuple[list[Seat], list[int]]:
-        """Who has a state, where everybody's will be filed, and the last positions. The same on every rank."""
-        if len(self.seat_S) != len(self.memory.token_S):
-            self.seat_S = torch.full_like(self.memory.token_S, ABSENT)
-        filed_B = torch.where(may_carry_B, self.seat_S[pair_B2[:, 0]], ABSENT)
-        columns = [pair_B2[:, 0], filed_B, self.memory.token_S[pair_B2[:, 1]], last_B, pair_B2[:, 1]]
-        found = torch.stack(columns, 1).tolist()  # the one look at the device's numbers a step
-        told = [self._carried(step, row, *each[:4]) for row, each in enumerate(found)]
-        sources = [source for source, _ in told]
-        free = iter(sorted(set(range(self.size)) - set(sources), key=self.used_P.__getitem__))
-        seats: list[Seat] = []
-        for row, source in enumerate(sources):
-            first = source != ABSENT and source not in sources[:row]  # requests that began alike share a source
-            seats.append(Seat(source, source if first else next(free)))
-        self.clock += 1
-        for seat, (_, answer), (*_, slot) in zip(seats, told, found, strict=True):
-            self.slot_P[seat.target], self.used_P[seat.target] = slot, self.clock
-            self.answer_P[seat.target] = answer
-        self.seat_S[step.slot_T.long().clamp_min(0)] = ABSENT
-        self.seat_S[pair_B2[:, 1]] = torch.tensor([seat.target for seat in seats], device=pair_B2.device)
-        return seats, [last for *_, last, _ in found]
+    def _continued(self, step: Step, row: int, answer: int, token: int, last: int) -> int:
+        """Where the answer begins to which this token belongs, if π before it is kept; else ABSENT."""
+        if answer != ABSENT and token in self.telling:  # no other token ends a mark
+            answer = found if (found := self._answer(self._ids(step, row, last))) is not None else ABSENT
+        return answer if answer <= last else ABSENT
 
-    def _carried(self, step: Step, row: int, before: int, filed: int, token: int, last: int) -> tuple[int, int | None]:
-        """The state that goes on with this token, ABSENT if there is none, and where its answer began."""
-        if filed == ABSENT or self.slot_P[filed] != before:
-            return ABSENT, None
-        answer = self.answer_P[filed]
-        if token in self.telling:  # no other token ends a mark
-            answer = self._answer(self._ids(step, row, last))
-        return (filed, answer) if answer is not None and answer <= last else (ABSENT, None)
+    def _advance(self, slot_N2: Tensor, answers: list[int]) -> Tensor | None:
+        """One position further for requests whose π is kept: their rows, [N, V]."""
+        self.answer_S[slot_N2[:, 1]] = torch.tensor(answers, device=slot_N2.device)
+        logp_MXV = self.logprobs(self.memory.recall(slot_N2.flatten()))
+        if logp_MXV is None:
+            return None
+        before_N = slot_N2[:, 0]
+        state = self.rule.init_state(self.prior_SC[before_N], logp_MXV.shape[-1])
+        state = state._replace(log_pi_BC=self.log_pi_SC[before_N])
+        token_N2 = self.memory.token_S[slot_N2]
+        logp_N2V, state = self.rule(logp_MXV.unflatten(1, (-1, 2)), token_N2, torch.ones_like(token_N2).bool(), state)
+        self._keep(slot_N2[:, 1], state)
+        return logp_N2V[:, 1]
 
-    def _advance(self, logp_MNV: Tensor, token_N1: Tensor, seats: list[Seat]) -> Tensor:
-        """One position further for requests that have a state."""
-        source_N = torch.tensor([seat.source for seat in seats], device=token_N1.device)
-        state = type(self.held)(*(tensor[source_N] for tensor in self.held))
-        mask_N1 = torch.ones_like(token_N1, dtype=torch.bool)
-        logp_N1V, state = self.rule(logp_MNV[:, :, None], token_N1, mask_N1, state)
-        self._keep(state, [seat.target for seat in seats])
-        return logp_N1V[:, 0]
+    def _keep(self, slot_N: Tensor, state: Any) -> None:
+        self.prior_SC[slot_N], self.log_pi_SC[slot_N] = state.prior_BC.float(), state.log_pi_BC.float()
 
-    def _keep(self, state: Any, targets: list[int]) -> None:
-        self._make_room(state)
-        at_N = torch.tensor(targets, device=state[0].device)
-        for held, new in zip(self.held, state, strict=True):
-            held[at_N] = new
-
-    def _make_room(self, state: Any) -> None:
-        if self.held is None:
-            self.held = type(state)(*(tensor.new_zeros(self.size, *tensor.shape[1:]) for tensor in state))
+    def _make_room(self) -> None:
+        token_S = self.memory.token_S
+        if len(self.answer_S) != len(token_S):
+            components = len(self.rule.component_names(self.routing.members))
+            self.answer_S = torch.full_like(token_S, ABSENT)
+            self.prior_SC = torch.zeros(len(token_S), components, device=token_S.device)
+            self.log_pi_SC = torch.zeros_like(self.prior_SC)
