@@ -115,7 +115,7 @@ class Engine:
         executor, pace = self.executor, self.controller.pace
         running, pending = self._running(), bool(self._pending)
         if pace is not None:
-            pace.begin()
+            pace.begin(sum(len(request.branches) for request in running))
         if self.waiting and None in self.in_slot:
             self._admit()
         prefilled, joint = None, executor.joint and self.speculator is None

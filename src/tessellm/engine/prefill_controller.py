@@ -33,6 +33,7 @@ LEAST_ON_GPU, MOST_ON_GPU = 64, 2048  # there fewer take as long; powers of two,
 NEWEST = 0.3  # weight of the last measurement of a step
 AT_ONCE = 2.0  # factor by which a chunk may become larger or smaller than the one before
 MEASURED = 16  # steps with prompts in a row, after which one goes without, to be measured
+ALIKE = 0.25  # share by which the rows of steps may differ that take about as long
 
 
 @dataclass(frozen=True)
@@ -167,19 +168,25 @@ class PrefillPace:
         self.tokens, self.on_gpu = self.least, on_gpu
         # on a CPU the thread's own time: what else the machine does is not taken for a cost
         self.clock = time.perf_counter if on_gpu else time.thread_time
-        self._step: float | None = None  # seconds of steps without prompts
+        self._steps: dict[int, float] = {}  # seconds of steps without prompts, by rows
         self._recent: deque[float] = deque(maxlen=RECENT)  # seconds with them and without
-        self._began, self._fed, self._in_a_row = 0.0, 0, 0
+        self._began, self._fed, self._in_a_row, self._rows = 0.0, 0, 0, 0
 
     @property
     def due(self) -> bool:
         """Whether the next step should go without prompts, to be measured: on a CPU, whose forwards read prompts and
         decode together."""
-        return not self.on_gpu and (self._step is None or self._in_a_row >= MEASURED)
+        known = self._nearest()
+        unlike = known is None or abs(known - self._rows) > ALIKE * self._rows
+        return not self.on_gpu and (unlike or self._in_a_row >= MEASURED)
 
-    def begin(self) -> None:
-        """Note that a step begins."""
-        self._began, self._fed = self.clock(), 0
+    def _nearest(self) -> int | None:
+        """Return the number of rows, of those measured, that is nearest to this step's."""
+        return min(self._steps, key=lambda rows: (abs(rows - self._rows), rows), default=None)
+
+    def begin(self, rows: int = 0) -> None:
+        """Note that a step begins which decodes so many rows."""
+        self._began, self._fed, self._rows = self.clock(), 0, 0 if self.on_gpu else rows
 
     def feed(self, tokens: int) -> None:
         """Note that the step feeds so many tokens of prompts, padding included."""
@@ -193,15 +200,18 @@ class PrefillPace:
         self._recent.append(seconds)
         self._in_a_row = self._in_a_row + 1 if self._fed else 0
         if not self._fed:
-            self._step = seconds if self._step is None else self._step + NEWEST * (seconds - self._step)
-        if not self._step:
+            before = self._steps.get(self._rows, seconds)
+            self._steps[self._rows] = before + NEWEST * (seconds - before)
+        nearest = self._nearest()
+        if nearest is None:
             return
-        allowed = max(0.0, WITHIN * min(self._step, statistics.median(self._recent)) - self._step)
+        step = self._steps[nearest]
+        allowed = max(0.0, WITHIN * min(step, statistics.median(self._recent)) - step)
         if self.seconds:
             fitting = [tokens for tokens, took in self.seconds.items() if took <= allowed]
             self.tokens = max(fitting, default=self.least)
         elif self._fed:
-            self._learn(allowed / max(seconds - self._step, 1e-9))
+            self._learn(allowed / max(seconds - step, 1e-9))
 
     def _learn(self, share: float) -> None:
         """Feed more or less from now on. `share`: how much longer than this time it might have taken."""

@@ -5,6 +5,7 @@ PEFT's LoRA layers are read as this. Weights of deltas are the members' own tens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ...members.lora_layers import read_lora
-from .segments import Segments
+from .segments import Segment, Segments, others_columns
+
+MOST_JOINED = 8  # members of a forward whose deltas are one product; copies of so many are kept
 
 
 class LowRank(nn.Module):
@@ -49,6 +52,29 @@ class Factors(NamedTuple):
     raw_OR: Tensor
     scale: float
 
+    @property
+    def is_finite(self) -> bool:
+        return bool(self.down_RI.isfinite().all() and self.raw_OR.isfinite().all())
+
+
+class JoinedDeltas(NamedTuple):
+    """The deltas of several members side by side: A as [L, in], s B as [L, out], where L are the members' ranks one
+    behind another."""
+
+    down_LI: Tensor
+    up_LO: Tensor
+    ranks: tuple[int, ...]  # of each member
+
+    def add(self, x_NI: Tensor, y_NO: Tensor, segments: Sequence[Segment]) -> None:
+        """Add what the members of these segments, one behind another, add to their own tokens."""
+        rows = slice(segments[0].begin, segments[-1].end)
+        low_NL = x_NI[rows].to(self.down_LI.dtype) @ self.down_LI.T
+        low_NL.masked_fill_(others_columns(tuple(segments), self.ranks), 0)
+        if y_NO.dtype == low_NL.dtype:
+            y_NO[rows].addmm_(low_NL, self.up_LO)
+        else:
+            y_NO[rows] += (low_NL @ self.up_LO).to(y_NO.dtype)
+
 
 class SharedWithDeltas(nn.Module):
     """One layer for the rows of M members, and each member's own delta on its rows."""
@@ -56,20 +82,35 @@ class SharedWithDeltas(nn.Module):
     def __init__(self, base_layer: nn.Module, deltas: list[LowRank | None], segments: Segments):
         super().__init__()
         self.base_layer, self.members, self.segments = base_layer, len(deltas), segments
-        self.deltas = [d and Factors(d.down_RI.detach(), d.raw_OR.detach(), d.scale) for d in deltas]
+        self.deltas = [None if d is None else Factors(d.down_RI.detach(), d.raw_OR.detach(), d.scale) for d in deltas]
         given = [delta.down_RI for delta in self.deltas if delta is not None]
         self.dtype = reduce(torch.promote_types, [down_RI.dtype for down_RI in given])  # adapters' own may differ
+        self.finite = all(delta.is_finite for delta in self.deltas if delta is not None)  # else one's NaN is another's
+        self.joined: tuple[tuple[int, ...], JoinedDeltas] | None = None  # of the members that ran last, if several
         self.stacks = self._stacked() if given[0].is_cuda else None  # there, before anything is captured
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         if self.segments.current is None:
             return y + self._of_all(x).to(y.dtype)
-        for m, begin, end in self.segments.current:
-            if (delta := self.deltas[m]) is not None:
-                low_NR = x[0, begin:end].to(self.dtype) @ delta.down_RI.to(self.dtype).T
-                y[0, begin:end] += ((low_NR * delta.scale) @ delta.raw_OR.to(self.dtype).T).to(y.dtype)
+        own = [segment for segment in self.segments.current if self.deltas[segment.member] is not None]
+        if self.finite and 1 < len(own) <= MOST_JOINED:
+            self._join(tuple(segment.member for segment in own)).add(x[0], y[0], own)
+        else:
+            for segment in own:
+                down_RI, raw_OR, scale = self.deltas[segment.member]  # type: ignore[misc]
+                low_NR = x[0, segment.begin : segment.end].to(self.dtype) @ down_RI.to(self.dtype).T
+                delta_NO = (low_NR * scale) @ raw_OR.to(self.dtype).T
+                y[0, segment.begin : segment.end] += delta_NO.to(y.dtype)
         return y
+
+    def _join(self, members: tuple[int, ...]) -> JoinedDeltas:
+        if self.joined is None or self.joined[0] != members:
+            given = [delta for member in members if (delta := self.deltas[member]) is not None]
+            down_LI = torch.cat([delta.down_RI.to(self.dtype) for delta in given])
+            up_LO = torch.cat([delta.raw_OR.to(self.dtype).T * delta.scale for delta in given])
+            self.joined = members, JoinedDeltas(down_LI, up_LO, tuple(len(delta.down_RI) for delta in given))
+        return self.joined[1]
 
     def _stacked(self) -> tuple[Tensor, Tensor]:
         """Return all deltas as two tensors, padded to the largest rank: A as [M, I, R], s B as [M, R, O]. For forwards

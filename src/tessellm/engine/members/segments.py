@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,18 @@ class Segment(NamedTuple):
     member: int  # its place in the group
     begin: int
     end: int
+
+
+@lru_cache(maxsize=64)
+def others_columns(segments: tuple[Segment, ...], ranks: tuple[int, ...]) -> Tensor:
+    """Return which columns are not a token's own, [N, L], for tokens from the first segment's to the last one's.
+    `ranks`: each segment's columns, side by side."""
+    first = segments[0].begin
+    others_NL = torch.ones(segments[-1].end - first, sum(ranks), dtype=torch.bool)
+    for place, (_, begin, end) in enumerate(segments):
+        column = sum(ranks[:place])
+        others_NL[begin - first : end - first, column : column + ranks[place]] = False
+    return others_NL
 
 
 class Segments:
