@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from .errors import CheckpointError
+
+AT_FDCWD, EXCHANGE = -100, 2  # of renameat2
 
 
 @contextmanager
@@ -149,8 +152,12 @@ def _make_readable(folder: Path) -> None:
 
 
 def _swap(scratch: Path, target: Path) -> None:
+    """Put a folder in the place of another. Where the system cannot exchange the two in one step, `_clear_leftovers`
+    mends what a process killed between two steps left."""
     old = _scratch(target, ".old")
     if target.exists():
+        if _exchanged(scratch, target):
+            return
         target.rename(old)
     try:
         scratch.rename(target)
@@ -159,6 +166,12 @@ def _swap(scratch: Path, target: Path) -> None:
             old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, where the system can (Linux: renameat2)."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    return exchange is not None and exchange(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), EXCHANGE) == 0
 
 
 def _clear_leftovers(target: Path) -> None:
