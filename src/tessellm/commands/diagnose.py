@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from .options import ChatOptions, SpeakerOptions
-from .shared import PLAIN, JsonPath, ModelPath, err, out, writable, write_json
+from .shared import PLAIN, JsonPath, ModelPath, Shown, err, out, writable, write_json
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis
@@ -53,11 +52,10 @@ def diagnose(
 
     examples, problems = read_examples(prompts, skip_malformed)
     composition = speaker.load_composition(model, "a diagnosis is of how members go together")
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("reading", total=len(examples))
+    with Shown("diagnosing") as progress:
         found = measure(
             composition, examples, batch_size=writing.batch_size, skip_malformed=skip_malformed,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=progress,
             max_new_tokens=writing.max_new_tokens, chat=chat.as_chat(),
         )  # fmt: skip
     for problem in (*problems, *found.skipped):

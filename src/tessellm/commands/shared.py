@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 from ..text.visible import visible
+
+LINE_SECONDS = 10.0  # between lines on how far long work is
 
 
 class SafeConsole(Console):
@@ -60,20 +63,52 @@ class Placement:
     dtype: Dtype = None
 
 
-def calibration_progress() -> Callable[[int, int], None]:
-    """Return what shows how far calibrating a router is, on a terminal, once it has begun."""
-    bars: list[Any] = []
+class Shown:
+    """Shows how far long work is: a bar on a terminal, elsewhere a line now and then. Called with how much is done, of
+    how much; ends with all of it, or with `close`."""
 
-    def show(done: int, total: int) -> None:
-        if not bars:
-            bars.append(Progress(console=err, transient=True, disable=not err.is_terminal))
-            bars[0].add_task("calibrating the router", total=total)
-            bars[0].start()
-        bars[0].update(bars[0].task_ids[0], completed=done)
+    def __init__(self, what: str):
+        self.what = what
+        self._bar: Progress | None = None
+        self._first: tuple[float, int] | None = None  # when it was called first, and how much was done then
+        self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        began, before = self._first = self._first or (time.monotonic(), done)
+        if err.is_terminal:
+            self._draw(done, total)
+        elif time.monotonic() - self._last >= LINE_SECONDS and before < done < total:
+            self._last = time.monotonic()
+            left = (self._last - began) / (done - before) * (total - done)
+            err.print(f"{self.what}: {done} of {total}, {readable_seconds(left)} left", soft_wrap=True)
+
+    def _draw(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = Progress(console=err, transient=True, redirect_stdout=False)
+            self._bar.add_task(self.what, total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
         if done == total:
-            bars.pop().stop()
+            self.close()
 
-    return show
+    def close(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def __enter__(self) -> Shown:
+        return self
+
+    __exit__ = close
+
+
+def calibration_progress() -> Shown:
+    """Return what shows how far calibrating a router is, once it has begun."""
+    return Shown("calibrating the router")
+
+
+def readable_seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def readable_size(count: float) -> str:
