@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from .options import ChatOptions, SpeakerOptions
-from .shared import JsonPath, Seed, SpeakerPath, as_option, err, on_command_line, out, write_json
+from .shared import JsonPath, Seed, Shown, SpeakerPath, as_option, err, on_command_line, out, write_json
 from .streams import OnTerminal
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class SamplingOptions:
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0
     seed: Seed = 0
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times.")] = None
+    schema: Annotated[Path | None, typer.Option(help="A file with a JSON schema, which texts are held to.")] = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def generate(
     Example: tessellm generate out "Write a function that" --trace
     """
     from ..text.chat import Chat
-    from ..text.inputs import read_prompts
+    from ..text.inputs import read_prompts, read_schema
     from ..text.options import TextOptions
 
     if sampling.temperature == 0 and (unused := on_command_line(given, ("top_p", "seed"))):
@@ -93,6 +94,7 @@ def generate(
         sampling.seed,
         tuple(sampling.stop or ()),
         asking.as_chat(),
+        schema=None if sampling.schema is None else read_schema(sampling.schema),
         fit=sampling.max_new_tokens is None,
     )
     if running.trace:
@@ -117,6 +119,7 @@ def _written(
 
     results, behind = [], "\n" if options.chat else ""  # an answer, or what goes on behind the prompt
     shown: Any = OnTerminal(sys.stdout)
+    progress = Shown("generating")
     for result in generate_texts(
         composition,
         asked,
@@ -128,6 +131,8 @@ def _written(
         note=note,
     ):
         results.append(asdict(result))
+        if not out.is_terminal:
+            progress(len(results), len(asked))
         if len(asked) > 1 and out.is_terminal:
             out.print(f"[bold]{escape(result.prompt)}[/bold]{behind}{escape(result.text)}", soft_wrap=True)
         elif len(asked) > 1:

@@ -144,13 +144,16 @@ class BranchExecutor(Executor):
         logp_BV, parts = mix_rows(requests, rows)
         position_B = torch.tensor([request.kv_len or len(request.prompt) for request in requests])
         choice = max(request.sampling.choice for request in requests)
-        token_B, logprob_B = self.slots.choose(logp_BV, list(slots), position_B.to(logp_BV.device), choice)
+        allowed_BV = allowed(requests, logp_BV)
+        token_B, logprob_B = self.slots.choose(logp_BV, list(slots), position_B.to(logp_BV.device), choice, allowed_BV)
         tokens, nonfinite = token_B.tolist(), self._nonfinite(requests, rows)
         views: Views = {}
         for n, (request, token) in enumerate(zip(requests, tokens, strict=True)):
             if request.observer is not None:
                 views[request] = [observe(request, rows[n], logp_BV[n], token, len(self.model.members))]
             update_posterior(request, parts[n], token)
+            if request.form is not None:
+                request.form.accept(token)
             if request.penalised:
                 self.slots.counts[0][slots[n], token] += 1
         return StepResult(
@@ -204,11 +207,14 @@ class BranchExecutor(Executor):
         if bool(logp_1V[0, 0].isnan()):
             return None
         position_1 = torch.tensor([request.kv_len + t], device=logp_1V.device)
-        token_1, logprob_1 = self.slots.choose(logp_1V, [slot], position_1, request.sampling.choice)
+        choice, allowed_1V = request.sampling.choice, allowed([request], logp_1V)
+        token_1, logprob_1 = self.slots.choose(logp_1V, [slot], position_1, choice, allowed_1V)
         token = int(token_1)
         if request.observer is not None:
             views.setdefault(request, []).append(observe(request, rows, logp_1V[0], token, len(self.model.members)))
         update_posterior(request, part_C1V, token)
+        if request.form is not None:
+            request.form.accept(token)
         return token, float(logprob_1)
 
 
@@ -239,6 +245,17 @@ def mix_rows(requests: Sequence[Request], rows: Sequence[Sequence[Tensor]]) -> t
         for place, n in enumerate(places):
             mixed[n], parts[n] = mixed_BV[place : place + 1], logp_CBV[:, place : place + 1]
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed), parts
+
+
+def allowed(requests: Sequence[Request], logp_BV: Tensor) -> Tensor | None:
+    """Return the tokens that each sequence's form allows, [B, V]; None where no sequence has a form."""
+    if all(request.form is None for request in requests):
+        return None
+    allowed_BV = torch.ones_like(logp_BV, dtype=torch.bool)
+    for row_V, request in zip(allowed_BV, requests, strict=True):
+        if request.form is not None:
+            row_V.copy_(request.form.allowed())
+    return allowed_BV
 
 
 def update_posterior(request: Request, part_C1V: Tensor, token: int) -> None:

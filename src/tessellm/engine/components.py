@@ -38,6 +38,14 @@ class Components:
         """Whether one member answers alone, to the last bit."""
         return len(self.members) == 1
 
+    @property
+    def answering(self) -> tuple[int, ...]:
+        """List the members that some component needs; others are active for an observer alone."""
+        experts = [member for member in self.members if member]
+        needed = {member for row in self.weights for member, weight in zip(experts, row, strict=True) if weight}
+        base = any([weight for weight in row if weight] != [1.0] for row in self.weights)
+        return tuple(sorted(needed | ({0} if base else set())))
+
     def logp(self, logp_ABV: Tensor) -> Tensor:
         """Return log p_c of every component: [C, B, V]."""
         if self.is_lone:

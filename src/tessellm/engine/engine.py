@@ -53,9 +53,10 @@ class Engine:
         limit = model.config.max_position_embeddings or None
         self.context = min(each for each in (context, limit, CONTEXT if context is None else None) if each)
         self.model, self.ends = model, frozenset(model.config.eos_token_id or ())
-        self.limits = RequestLimits(model.config.vocab_size, self.context, wanted.drafts, tuple(model.members))
         self.prefixes = Prefixes(slots, on=not plain)
         self.executor = make_executor(model, Routes(model), self.prefixes, slots, self.context, plain, compiled)
+        names, vocabulary = tuple(model.members), model.config.vocab_size
+        self.limits = RequestLimits(vocabulary, self.context, wanted.drafts, names, self.executor.takes_forms)
         self.executor.few_shapes = wanted.drafts
         self.speculator = Speculator(self.executor, model.device.type == "cpu") if wanted.drafts else None
         self.controller = PrefillController(self.prefixes, model.device.type == "cuda", self.executor.padded)
@@ -230,6 +231,8 @@ class Engine:
                     request.receive(tokens, logprobs, self.ends, result.views.get(request, ()))
                     if request.logprobs and math.isnan(request.logprobs[-1]):
                         request.finish("error", self._blame(nonfinite))
+                    elif request.form is not None and request.form.failure is not None:
+                        request.finish("error", request.form.failure)
                     if request.finish_reason is not None:
                         self._free(request)
 

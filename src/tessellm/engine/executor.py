@@ -46,6 +46,7 @@ class Executor:
     padded = False  # whether rows of a prefill are padded to the longest
     joint = False  # whether a forward over prompts decodes running requests, too
     few_shapes = False  # rather some rows more than another number of rows
+    takes_forms = True  # whether texts can be held to a form
     sealed = False  # all that requests can meet was prepared
     captures = 0
     prepared_seconds = 0.0  # spent on compiling and capturing

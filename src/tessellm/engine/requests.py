@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -21,6 +21,18 @@ from .sampling import Sampling, TokenChoice
 _NUMBERS = count()
 NEVER: frozenset[int] = frozenset()  # no token ends a text
 ALL = -1  # the branch of an executor that runs all members as one
+
+
+class Form(Protocol):
+    """What a text is held to, token by token."""
+
+    failure: str | None  # why no token may follow
+
+    def allowed(self) -> Tensor:
+        """Return which tokens may come next: [V]."""
+
+    def accept(self, token: int) -> None:
+        """Go on behind a token that was chosen."""
 
 
 @dataclass(eq=False)
@@ -41,6 +53,7 @@ class Request:
     experts: Mapping[str, float] | None = None  # weights by name, the one component; None: as the composition mixes
     observer: Observer | None = None
     observes_all: bool = False  # every member runs for the observer, also those that are not active
+    form: Form | None = None  # tokens are chosen among those that it allows
     number: int = field(default_factory=_NUMBERS.__next__)
     tokens: list[int] = field(default_factory=list)  # written so far, an end token included
     logprobs: list[float] = field(default_factory=list)  # per token, under the composition
@@ -118,6 +131,7 @@ class RequestLimits:
     context: int  # tokens per slot
     drafts: bool  # speculation was requested: refuse requests that cannot use it
     members: tuple[str, ...] = ()
+    forms: bool = True  # texts can be held to a form
 
     def check(self, request: Request) -> Request:
         """Return the request if it can be fulfilled; changes nothing, so any thread may call it."""
@@ -133,6 +147,11 @@ class RequestLimits:
         for name in request.experts or ():
             if name not in self.members[1:]:
                 raise MemberError(f"there is no expert {quoted(name)}; {nearest(name, self.members[1:])}")
+        if request.form is not None and not self.forms:
+            raise GenerationError(
+                "steps that are captured on a GPU hold no text to a form. Leave out the schema, or run members as they "
+                "are (--engine plain)"
+            )
         if self.drafts and request.penalised:
             raise GenerationError("drafts are checked position by position: no penalties for what was written before")
         return request

@@ -21,7 +21,11 @@ class Routes:
 
     def __init__(self, model: ComposedForCausalLM):
         self.model, self.table = model, ComponentTable(model)
-        self.router: Any = getattr(model, "router", None)
+
+    @property
+    def router(self) -> Any:
+        """The composition's router, which may be replaced between prompts."""
+        return getattr(self.model, "router", None)
 
     def needed(self, request: Request) -> bool:
         """Whether the router decides about a prompt: it names no experts, and there are several candidates."""

@@ -19,6 +19,8 @@ from torch import Tensor
 from ..errors import GenerationError
 from ..model.temperature import COLDEST, check_temperature
 
+LEAST_ALLOWED = -1e30  # the log-probability of what may be chosen although all members exclude it
+
 
 class TokenChoice(IntEnum):
     """How a pass chooses tokens. Each way can do what those before it can: a batch takes the largest of its rows."""
@@ -114,15 +116,20 @@ class SamplingBuffers:
         if not self.counts:
             self.counts.append(self.temperature_S.new_zeros(len(self.temperature_S), vocabulary))
 
-    def choose(self, logp_BV: Tensor, at: Any, position_B: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
-        """Choose the token at a position of each of the slots `at`; its log-probability."""
-        if choice is TokenChoice.GREEDY:
-            logprob_B, token_B = logp_BV.max(-1)
-            return token_B, logprob_B
-        noise_B = uniform(self.seed_S[at], position_B)
+    def choose(
+        self, logp_BV: Tensor, at: Any, position_B: Tensor, choice: TokenChoice, allowed_BV: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the token at a position of each of the slots `at`, among those allowed; its log-probability among
+        all."""
         chosen_BV = logp_BV
+        if allowed_BV is not None:
+            chosen_BV = logp_BV.clamp_min(LEAST_ALLOWED).masked_fill(~allowed_BV, -torch.inf)
+        if choice is TokenChoice.GREEDY:
+            logprob_B, token_B = chosen_BV.max(-1)
+            return token_B, logprob_B if allowed_BV is None else logp_BV.gather(-1, token_B[:, None])[:, 0]
+        noise_B = uniform(self.seed_S[at], position_B)
         if choice is TokenChoice.PENALISED:
-            chosen_BV = penalised(logp_BV, self.counts[0][at], self.frequency_S[at], self.presence_S[at])
+            chosen_BV = penalised(chosen_BV, self.counts[0][at], self.frequency_S[at], self.presence_S[at])
         token_B = choose(chosen_BV, self.temperature_S[at], self.top_p_S[at], self.top_k_S[at], noise_B, choice)
         return token_B, logp_BV.gather(-1, token_B[:, None])[:, 0]
 

@@ -19,6 +19,7 @@ from .prompts import encode_prompts, tokenizer_of
 from .reference import by_reference, pad_id
 from .stops import stop_position
 from .stream import Streamer
+from .structured import Structures
 from .writer import Writer, order
 
 
@@ -62,6 +63,8 @@ def generate_rows(
         streamer = Streamer(tokenizer_of(model), stream, options.stop, model.config.eos_token_id or ())
     sizes = [(len(row), options.max_new_tokens) for row in rows]
     fast = engine_for(model, sizes, batch_size, speculation, note) if engine != "reference" else None
+    if fast is None and options.schema is not None:
+        raise EngineError("the reference holds no text to a schema: leave out --schema or --engine reference")
     if fast is None:
         written = by_reference(model, rows, options, batch_size, streamer)
     else:
@@ -87,7 +90,10 @@ def by_engine(
     streamer: Streamer | None = None,
 ) -> Iterator[list[int]]:
     """Yield the new tokens of each row, in order, end token included."""
-    ordered = [order(engine, tokenizer, row, options, number) for number, row in enumerate(rows)]
+    form = None
+    if options.schema is not None:
+        form = Structures(tokenizer, engine.limits.vocabulary, engine.ends).of(options.schema)
+    ordered = [order(engine, tokenizer, row, options, number, form) for number, row in enumerate(rows)]
     left, shown = deque(request for request, _ in ordered), 0
     if streamer is not None:
         streamer.put(torch.tensor(rows[0]))  # which it does not show

@@ -43,6 +43,17 @@ def read_texts(path: Path, key: str) -> list[str]:
     return [_text_of(entry, key, where) for where, entry in _entries(path)]
 
 
+def read_schema(path: Path) -> dict[str, Any]:
+    """Read a JSON schema from a file."""
+    try:
+        found = _parse(_decoded(path.read_bytes().removeprefix(BOM_UTF8), str(path)), str(path))
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(found, dict):
+        raise PromptError(f"{path}: expected a JSON schema, which is a mapping; got {type(found).__name__}")
+    return found
+
+
 class SkillText(NamedTuple):
     """A prompt, which may be empty, the text that should follow it, and the skill that both are of."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.sampling import Sampling
 from .chat import Chat
@@ -20,6 +21,7 @@ class TextOptions:
     seed: int = 0
     stop: tuple[str, ...] = ()
     chat: Chat | None = None  # prompts are turns of a chat
+    schema: dict[str, Any] | None = None  # the JSON schema that texts are held to
     fit: bool = False  # as many new tokens as the context has room for, if that is fewer; one at the least
 
     def __post_init__(self) -> None:

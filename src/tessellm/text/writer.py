@@ -11,13 +11,22 @@ from ..engine.engine import Engine
 from ..engine.requests import Request
 from .options import TextOptions
 from .stops import StopFinder, stop_finder
+from .structured import Structure
 
 Ordered = tuple[Request, StopFinder | None]
 
 
-def order(engine: Engine, tokenizer: Any, ids: Sequence[int], options: TextOptions, number: int) -> Ordered:
+def order(
+    engine: Engine,
+    tokenizer: Any,
+    ids: Sequence[int],
+    options: TextOptions,
+    number: int,
+    form: Structure | None = None,
+) -> Ordered:
     """Make a request for the text with that number, checked by the engine, and its stop finder."""
-    request = engine.limits.check(Request(list(ids), options.sampling(number)))
+    own = None if form is None else form.another()
+    request = engine.limits.check(Request(list(ids), options.sampling(number), form=own))
     return request, stop_finder(tokenizer, options.stop)
 
 

@@ -34,7 +34,7 @@ from .verification import DraftBuffers, verify
 class SlotExecutor(Executor):
     """Runs forwards as they are."""
 
-    moves, padded = True, True
+    moves, padded, takes_forms = True, True, False
 
     def __init__(self, model: ComposedForCausalLM, work: Workspace, routes: Routes, context: int):
         self.model, self.work, self.routes, self.context = model, work, routes, context
