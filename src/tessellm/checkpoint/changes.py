@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..compose import assemble, check_member, styled_entry
@@ -36,11 +37,7 @@ def add_expert(
             f"{folder} {name}"
         )
     model = load(folder)
-    member = load_member(name, spec, model.loaded_members[0], Loading())
-    check_member(member)
-    vocabulary, notes = _extended(model, member)
-    changed = _rebuilt(model, [*model.loaded_members, member], vocabulary, (*model.notes, *member.notes, *notes))
-    prepare_router(changed, progress, _router_of(model))
+    changed = with_expert(model, spec, name, progress)
     _write(changed, folder, before, model.config.member_names)
     return changed
 
@@ -48,21 +45,50 @@ def add_expert(
 def remove_expert(folder: Path, name: str) -> ComposedForCausalLM:
     """Remove an expert. Return the composition as it is then."""
     before = _config_of(folder)
-    experts = read_config(folder).member_names[1:]
+    check_removable(str(folder), name, read_config(folder).member_names[1:])
+    changed = without_expert(load(folder), name)
+    _write(changed, folder, before, changed.config.member_names)
+    return changed
+
+
+def check_removable(whose: str, name: str, experts: Sequence[str]) -> None:
+    """Refuse an expert that there is not, and the only one."""
     if name not in experts:
-        raise MemberError(f"{folder} has no expert {name!r}; {nearest(name, experts)}")
+        raise MemberError(f"{whose} has no expert {name!r}; {nearest(name, experts)}")
     if len(experts) == 1:
-        raise MemberError(f"{name!r} is the only expert of {folder}, and a composition needs one at least")
-    model = load(folder)
-    kept = [member for member in model.loaded_members if member.name != name]
+        raise MemberError(f"{name!r} is the only expert of {whose}, and a composition needs one at least")
+
+
+def with_expert(
+    model: ComposedForCausalLM, spec: MemberSpec, name: str, progress: Progress | None = None
+) -> ComposedForCausalLM:
+    """Return a composition in memory with one more expert, in the place of one of its name. Weights are not copied."""
+    member = load_member(name, spec, model.loaded_members[0], Loading())
+    check_member(member)
+    vocabulary, notes = _extended(model, member)
+    kept = _others(model, name)
+    changed = _rebuilt(model, [*kept, member], vocabulary, (*model.notes, *member.notes, *notes))
+    prepare_router(changed, progress, _router_of(model))
+    return changed
+
+
+def without_expert(model: ComposedForCausalLM, name: str) -> ComposedForCausalLM:
+    """Return a composition in memory with one expert fewer. Weights are not copied."""
+    kept = _others(model, name)
     ends = {entry["name"]: tuple(entry["end_ids"]) for entry in model.config.members if entry["name"] != name}
     alignments = {member.name: model.alignments[member.name] for member in kept}
     vocabulary = Vocabulary(model.config.vocab_size, alignments, ends, (), None)
     notes = [note for note in model.notes if not note.startswith(f"{name}: ") and f"'{name}'" not in note]
     changed = _rebuilt(model, kept, vocabulary, notes)
     prepare_router(changed, previous=_router_of(model))
-    _write(changed, folder, before, changed.config.member_names)
     return changed
+
+
+def _others(model: ComposedForCausalLM, name: str) -> list[Member]:
+    """Return all members but one, with the weights that they have now."""
+    weights = {entry["name"]: entry.get("weight", 1.0) for entry in model.config.members}
+    others = [member for member in model.loaded_members if member.name != name]
+    return [replace(member, spec=replace(member.spec, weight=weights[member.name])) for member in others]
 
 
 def _config_of(folder: Path) -> bytes:

@@ -74,9 +74,9 @@ def save(
         if self_contained:
             _store_members([m for m in model.loaded_members if m.name not in stored], folder, max_shard_size)
             for place in [f"members/{member.name}" for member in members if member.name in stored]:
-                _take_over(target / place, folder / place)
+                take_over(target / place, folder / place)
             if stored and (target / "shared").is_dir():
-                _take_over(target / "shared", folder / "shared")
+                take_over(target / "shared", folder / "shared")
             members = [saved.placed(source=f"./members/{saved.name}") for saved in members]
         _write_config(model, members, folder)
         if model.tokenizer is not None:
@@ -123,7 +123,7 @@ def check_target(target: Path) -> None:
         )
 
 
-def _take_over(old: Path, new: Path) -> None:
+def take_over(old: Path, new: Path, without: Sequence[str] = ()) -> None:
     """Copy a folder without copying its data, where the file system can."""
 
     def link_or_copy(source: str, target: str) -> None:
@@ -132,7 +132,8 @@ def _take_over(old: Path, new: Path) -> None:
         except OSError:
             shutil.copy2(source, target)
 
-    shutil.copytree(old, new, copy_function=link_or_copy)
+    ignore = shutil.ignore_patterns(*without)
+    shutil.copytree(old, new, copy_function=link_or_copy, ignore=ignore, dirs_exist_ok=True)
 
 
 def _store_members(members: Sequence[Member], folder: Path, max_shard_size: str | int) -> None:

@@ -21,17 +21,22 @@ EXPECTED = "a text, messages (mappings with role and content), token ids, or a l
 def route(model: ComposedForCausalLM, prompts: Any) -> Route | list[Route]:
     """Return the route of one prompt, or of each in a list. A text is one user message of the chat template."""
     if _is_one(prompts):
-        return route_rows(model, [_encode(model, prompts, "the prompt")])[0]
+        return route_rows(model, [encode_prompt(model, prompts, "the prompt")])[0]
     if not isinstance(prompts, Sequence):
         raise PromptError(f"expected {EXPECTED}; got {type(prompts).__name__}")
-    return route_rows(model, [_encode(model, prompt, f"prompt {n}") for n, prompt in enumerate(prompts, 1)])
+    return route_rows(model, [encode_prompt(model, prompt, f"prompt {n}") for n, prompt in enumerate(prompts, 1)])
+
+
+def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> list[Route]:
+    """Return the routes of prompts given as token ids."""
+    read = read_rows(model, rows)
+    assert model.routing is not None
+    return model.routing.routes(read)
 
 
 @torch.inference_mode()
-def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> list[Route]:
-    """Return the routes of prompts given as token ids. The base reads prompts of about one length together."""
-    from ..routing.calibration import batches  # later: it brings tessellm.members, which brings this
-
+def read_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> list[RoutedPrompt]:
+    """Read prompts given as token ids by the base, those of about one length together."""
     routing = model.routing
     if routing is None:
         raise RecipeError(f"the rule {model.rule.name!r} routes nothing; the rule mixture does")
@@ -50,7 +55,7 @@ def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> lis
             for place, energy_TK in zip(batch, tap.take(), strict=True):  # padding comes last: no token before sees it
                 ids = list(rows[place])
                 found[place] = RoutedPrompt(ids, model.markers.read(ids).user, energy_TK[: len(ids)])
-    return routing.routes([found[place] for place in range(len(rows))])
+    return [found[place] for place in range(len(rows))]
 
 
 def _is_one(prompt: Any) -> bool:
@@ -61,7 +66,7 @@ def _is_one(prompt: Any) -> bool:
     )
 
 
-def _encode(model: ComposedForCausalLM, prompt: Any, what: str) -> list[int]:
+def encode_prompt(model: ComposedForCausalLM, prompt: Any, what: str) -> list[int]:
     """Return the token ids of one prompt that nothing is wrong with."""
     if not _is_one(prompt):
         raise PromptError(f"{what}: expected {EXPECTED}; got {'nothing' if prompt == [] else type(prompt).__name__}")

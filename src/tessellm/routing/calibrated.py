@@ -34,7 +34,7 @@ def prepare_router(model: Any, progress: Progress | None = None, previous: Delta
     names = [model.config.member_names[number] for number in routing.rule.candidates(len(model.members) - 1)]
     if not names:
         return
-    prompts = _prompts(model)
+    prompts = prompts_of(model)
     if why := _no_router(model, names, prompts):
         _note(model, f"There is no router, so all prompts have one prior: {why}.")
         return
@@ -70,7 +70,7 @@ def _calibrated(
     )
 
 
-def _prompts(model: Any) -> list[str]:
+def prompts_of(model: Any) -> list[str]:
     """Return the calibration prompts that fit into the context and the vocabulary, the base's examples among them."""
     every = [*(_entry(model, "base").get("examples") or ()), *calibration_prompts()]
     if model.tokenizer is None:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -74,10 +75,12 @@ class Energies:
         self._forwards: list[Tensor] = []
 
     def hook(self, path: str) -> Any:
-        """Return the forward pre-hook of one layer."""
+        """Return the forward pre-hook of one layer. Other threads may run it meanwhile, which is not collected."""
+        thread = get_ident()
 
         def read_input(module: nn.Module, arguments: tuple, keywords: dict) -> None:
-            self._add(path, arguments[0] if arguments else next(iter(keywords.values())))
+            if get_ident() == thread:
+                self._add(path, arguments[0] if arguments else next(iter(keywords.values())))
 
         return read_input
 
@@ -120,10 +123,13 @@ def shared_inputs(base: Any, paths: Sequence[str]) -> list[list[str]]:
     inputs: list[Tensor] = []  # held, so that no two share an address
     groups: dict[int, list[str]] = defaultdict(list)
 
+    thread = get_ident()
+
     def note(path: str) -> Any:
         def hook(module: nn.Module, arguments: tuple) -> None:
-            inputs.append(arguments[0])
-            groups[id(arguments[0])].append(path)
+            if get_ident() == thread:
+                inputs.append(arguments[0])
+                groups[id(arguments[0])].append(path)
 
         return hook
 

@@ -115,7 +115,7 @@ class DeltaRouter:
                 tuple(expert.examples),
             )
         router = cls(profiles, settings, embedders, marks, base=base)
-        router._learn_examples(base, tokenizer, vectors_PD)
+        router.learn_examples(base, tokenizer, vectors_PD)
         return router
 
     @contextmanager
@@ -208,8 +208,8 @@ class DeltaRouter:
         similarity_PKS = torch.stack([each.similarity_PS for each in own], 1)
         self._energy_scale, self._text_scale = EnergyScale.of(self._features_PFK), Scale.of(similarity_PKS)
         odds_PK = torch.zeros(similarity_PKS.shape[:2]) if self.classifier is None else self.classifier.odds_PK
-        signals = self._standardised(self._features_PFK, similarity_PKS, odds_PK)
-        self.limits = Limits.of(signals, self.weights, self.settings["base_retention"])
+        self.calibration = self._standardised(self._features_PFK, similarity_PKS, odds_PK)
+        self.limits = Limits.of(self.calibration, self.weights, self.settings["base_retention"])
 
     def _standardised(self, features_BFK: Tensor, similarity_BKS: Tensor, odds_BK: Tensor) -> Signals:
         own = [self.profiles[name] for name in self.experts]
@@ -234,7 +234,7 @@ class DeltaRouter:
     def _classifier_input(self, features_BFK: Tensor, vectors_BD: Mapping[str, Tensor]) -> Tensor:
         return classifier_input(self._energy_scale.features.z(features_BFK), list(vectors_BD.values()))
 
-    def _learn_examples(self, base: Any, tokenizer: Any, vectors_PD: Mapping[str, Tensor]) -> None:
+    def learn_examples(self, base: Any, tokenizer: Any, vectors_PD: Mapping[str, Tensor]) -> None:
         """Fit the classifier, where experts have examples; the base reads these once."""
         texts = [(n, text) for n, name in enumerate(self.experts) for text in self.profiles[name].examples]
         if not texts:
