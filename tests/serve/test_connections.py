@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import signal
 import socket
 import threading
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -56,8 +54,7 @@ def bounded(limits: Limits) -> Iterator[Callable[..., socket.socket]]:
     """A server of that application in a thread; what connects to it and sends something."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        scheduler: Any = SimpleNamespace(end=math.inf)
-        server = DrainingServer(echo, scheduler, Settings(drain_seconds=1), limits)
+        server = DrainingServer(echo, lambda moment: None, Settings(drain_seconds=1), limits)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         address = listening.getsockname()

@@ -33,8 +33,10 @@ def alone(model: Any, text: str, new: int, **sampling: Any) -> tuple[str, Reques
 
 def test_models_are_the_composition_and_its_members(client: openai.OpenAI) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == ["tiny", "tiny:base", "tiny:math", "tiny:coding"]
-    assert client.models.retrieve("tiny:math").id == "tiny:math"
+    assert [model.id for model in models] == ["tiny", "base", "math", "coding"]
+    assert [model.parent for model in models] == [None, None, "base", "base"]
+    assert [Path(model.root).name for model in models] == ["tiny", "base", "math", "coding"]
+    assert client.models.retrieve("math").id == "math"
     about = models[0].tessellm
     assert about["rule"] == "product"
     assert [member["name"] for member in about["members"]] == ["base", "math", "coding"]
@@ -133,12 +135,12 @@ def test_echo_gives_the_prompt_back(client: openai.OpenAI, model: Any) -> None:
     assert streamed == [PROMPT + text] * 2
 
 
-def test_forms_of_answers_are_refused(client: openai.OpenAI) -> None:
+def test_forms_that_a_vocabulary_cannot_write_are_refused(client: openai.OpenAI) -> None:
     forms: list[Any] = [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}]
     for form in forms:
-        with pytest.raises(openai.BadRequestError, match="holds it to no form") as caught:
+        with pytest.raises(openai.BadRequestError, match="cannot write every JSON text") as caught:
             client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=form)
-        assert caught.value.body["param"] == "response_format.type"
+        assert caught.value.body["param"] == "response_format"
     plain: Any = {"type": "text"}
     client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=plain, max_tokens=1)
 
@@ -198,7 +200,7 @@ def test_members_are_models(client: openai.OpenAI, model: Any, name: str) -> Non
 def test_rules_weights_and_traces_by_request(client: openai.OpenAI, model: Any) -> None:
     other = copy.copy(model)
     other.config = copy.deepcopy(model.config)
-    other.set_rule("product", (0.5, 1.0), "rule")
+    other.set_rule("product", (0.5, 1.0))
     text, request = alone(other, PROMPT, 12)
     extension = {"rule": "product", "weights": {"math": 0.5}, "trace": True}
     answer = client.completions.create(

@@ -281,9 +281,9 @@ def test_a_member_that_ends_at_once_and_one_that_is_refused_say_so(letters: Runn
 
     def answer(route: Any) -> None:
         model = route.request.post_data_json["model"]
-        if model == "letters:three":
+        if model == "three":
             route.fulfill(content_type="text/event-stream", body=events({"text": "", "finish_reason": "stop"}))
-        elif model == "letters:six":
+        elif model == "six":
             route.fulfill(status=200, content_type="text/event-stream", body='data: {"error": {"message": "no"}}\n\n')
         else:
             route.continue_()
@@ -402,3 +402,41 @@ def test_errors_are_told(letters: Running, opened: Any) -> None:
     page.get_by_label("Prompt", exact=True).fill("a" * 300)
     page.get_by_role("button", name="Generate").click()
     page.locator("#status.wrong", has_text="there is room for 128").wait_for()
+
+
+def test_the_route_is_shown_and_an_example_changes_it(opened: Any, chatting: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "routed"
+    tessellm.compose(**chatting, rule="mixture").save_pretrained(folder)
+    with serving(folder, tmp_path / "log.txt", "--slots", "4", "--context", "256") as running:
+        page, wrong = opened(running.url, "chat", "mixture")
+        generate(page, "what is 2+2?", 4)
+        first = page.locator("#routed").inner_text()
+        selected = page.locator("#routed b").inner_text()
+        assert first.startswith(f"Routed to {selected}: ")
+        assert "%" in first
+        other = "one" if selected != "one" else "two"
+        page.get_by_label("This should have been").select_option(other)
+        page.get_by_role("button", name="Show the effect").click()
+        page.locator("#changes", has_text=f"As an example of {other}").wait_for()
+        assert "There are no other examples" in page.locator("#changes").inner_text()
+        assert "The base keeps" in page.locator("#changes").inner_text()
+        assert examples_in(folder) == PROMPTLESS
+        page.get_by_role("button", name="Save as an example").click()
+        page.locator("#changes", has_text="Saved in the composition's folder").wait_for()
+        assert examples_in(folder) == {**PROMPTLESS, other: ["what is 2+2?"]}
+        page.get_by_role("button", name="Generate").click()
+        finished(page)
+        assert page.locator("#routed").inner_text() != first
+        page.get_by_label(other, exact=True).focus()
+        page.keyboard.press("Home")  # with a weight of the request's own nobody routes
+        page.locator("#route").wait_for(state="hidden")
+        finished(page)
+        assert wrong == []
+
+
+PROMPTLESS: dict[str, Any] = {"base": None, "one": None, "two": None}
+
+
+def examples_in(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text())
+    return {entry["name"]: entry.get("examples") for entry in config["members"]}

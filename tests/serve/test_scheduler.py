@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -184,3 +185,20 @@ def test_a_failure_is_told_to_everyone_and_nobody_else_is_let_in(model: Any) -> 
         assert refused.value.status == 503
 
     run(engine, 4, work)
+
+
+def test_what_is_done_between_steps_changes_no_text(model: Any) -> None:
+    engine, text = slowed(Engine(model, slots=1), 0.005), prompts(1, longest=30)[0]
+    (expected,) = Engine(model, slots=1).generate([text], Sampling(20, ignore_end=True))
+
+    async def work(scheduler: Scheduler) -> None:
+        (job,) = scheduler.submit([asked(engine, text, 20)], 60)
+        await job.news.get()
+        assert await scheduler.between_steps(threading.current_thread) is not threading.current_thread()
+        with pytest.raises(ZeroDivisionError):
+            await scheduler.between_steps(lambda: 1 / 0)
+        assert (await whole(job))[1] == "length"
+        assert job.request.tokens == expected.tokens
+        assert await scheduler.between_steps(lambda: 3) == 3  # also of one that has nothing to do
+
+    run(engine, 1, work)

@@ -14,6 +14,7 @@ from .options import SpeakerOptions
 from .shared import ModelPath, as_option, err, on_command_line, out
 
 KEY = "TESSELLM_API_KEY"
+UPDATES = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 OURS = {  # options of our own engine: what to give vLLM instead, after --
     "slots": "--max-num-seqs",
     "context": "--max-model-len",
@@ -25,6 +26,7 @@ OURS = {  # options of our own engine: what to give vLLM instead, after --
     "speculate": None,
     "allowed_host": None,
     "log_prompts": "--enable-log-requests",
+    "runtime_updates": None,
     "rule": None,
     "weights": None,
 }
@@ -48,6 +50,10 @@ class AddressOptions:
             show_default=False,
         ),
     ] = None
+
+    runtime_updates: Annotated[
+        bool, typer.Option(help=f"Let clients load and unload experts, as {UPDATES}=1 does.")
+    ] = False
 
     def key(self) -> str | None:
         """Return the key; an empty variable is passed on as such, to be refused: typer takes it for none at all."""
@@ -120,6 +126,8 @@ def serve(
         slots=capacity.slots, context=capacity.context, queue=capacity.queue, seconds=capacity.timeout,
         drain_seconds=capacity.drain_timeout, log_prompts=log_prompts, plain=engine == "plain",
         speculate=capacity.speculate,
+        folder=Path(model) if (Path(model) / "config.json").is_file() else None,
+        updates=address.runtime_updates or os.environ.get(UPDATES, "").strip().lower() in ("1", "true"),
     )  # fmt: skip
     if not settings.local and not api_key:
         err.print(

@@ -34,10 +34,13 @@ class AdapterFolder:
 
     def members(self) -> dict[str, MemberSpec]:
         """Return every expert's specification."""
-        return {
-            name: MemberSpec(str(path), weight=0.0, style=True) if name in self.styles else MemberSpec(str(path))
-            for name, path in self.adapters.items()
-        }
+        return {name: adapter_spec(path) for name, path in self.adapters.items()}
+
+
+def adapter_spec(path: Path, source: str | None = None) -> MemberSpec:
+    """Return the specification of an adapter in that folder: what its card calls a style is silent."""
+    is_style = read_card(path).style
+    return MemberSpec(source or str(path), weight=0.0 if is_style else 1.0, style=is_style)
 
 
 def is_adapter_folder(path: str | Path) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,23 @@ class Source:
         return str(self.path)
 
 
+def names_of(source: Source | None) -> list[str]:
+    """List the names that users write for a source, the best known one first; nothing of a loaded model."""
+    if source is None:
+        return []
+    short = [name for name, place in SHORT.items() if place == source.name]
+    return [*(hub_id for hub_id, name in OF_PACKAGES.items() if name in short), *short, source.name]
+
+
 def find(source: str | Path, owner: str, revision: str | None = None, **download: Any) -> Source:
     """Find the files of `owner` (as in "member 'math'"); hub repositories are downloaded: safetensors, or one GGUF."""
     if len(str(source)) > LONGEST or "\0" in str(source):
         raise MemberError(
             f"{owner}: {str(source)[:60]!r}… is no path and no hub id: it has {len(str(source))} characters"
         )
-    path = Path(source).expanduser()
+    with suppress(RuntimeError):  # the home of a user whom there is not
+        source = Path(source).expanduser() if str(source).startswith("~") else source
+    path = Path(source)
     if not exists(path) and str(source) in SHORT:
         source = SHORT[str(source)]
     if str(source).startswith(PACKAGE):

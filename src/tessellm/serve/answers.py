@@ -54,14 +54,27 @@ class TracedToken(BaseModel):
     belief: dict[str, float] | None = None  # where the rule is a mixture: in the base, every expert, and Eq. 2
 
 
-class Traced(BaseModel):
-    trace: list[TracedToken]
+class AnswerRoute(BaseModel):
+    """Ours: who answers, and what the router said of the prompt."""
+
+    selected: str  # by the router or the request; mixed: several, and nobody selected one
+    active: list[str]  # the members that run
+    prior: dict[str, float] | None = None  # the largest shares; these where the prompt was routed
+    threshold: float | None = None
+    score: float | None = None  # of the selected expert, comparable with the threshold
+
+
+class ChoiceAbout(BaseModel):
+    """Ours: the routing, on a stream's first piece, and the trace where it was asked for."""
+
+    route: AnswerRoute | None = None
+    trace: list[TracedToken] | None = None
 
 
 class Choice(BaseModel):
     index: int
     finish_reason: FinishReason | None
-    tessellm: Traced | None = None
+    tessellm: ChoiceAbout | None = None
 
 
 class CompletionChoice(Choice):
@@ -75,7 +88,7 @@ class Said(BaseModel):
     refusal: None = None
 
 
-class Delta(BaseModel):
+class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
 
@@ -86,7 +99,7 @@ class ChatChoice(Choice):
 
 
 class ChatPiece(Choice):
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
 
 
@@ -137,6 +150,9 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["tessellm"] = "tessellm"
+    root: str | None = None  # where it came from
+    parent: str | None = None  # of an expert: the base's id
+    max_model_len: int | None = None
     tessellm: ModelAbout
 
 

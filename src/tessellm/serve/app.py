@@ -10,13 +10,15 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from .answers import ChatCompletion, Completion, Health, Model, Models
+from .changes import Changes, LoadAdapter, UnloadAdapter
 from .connections import EventStream, unless_gone
+from .examples import ExampleEffect, ExampleRequest, Examples
 from .freed_memory import give_back_regularly
 from .guard import PAGE, Guard
 from .malformed import malformed
@@ -25,6 +27,7 @@ from .replies import as_body
 from .schema import ChatRequest, CompletionRequest
 from .service import Running, Service
 
+ROUTE = "x-tessellm-route"  # the header that names who answers
 UNREADABLE = (
     "the request is malformed: the body cannot be read. Expected JSON in UTF-8, neither compressed nor deeply nested"
 )
@@ -58,11 +61,11 @@ def make_app(service: Service) -> Guard:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.scheduler.start(asyncio.get_running_loop())
+        service.start(asyncio.get_running_loop())
         tidying = asyncio.create_task(give_back_regularly(service.metrics.responses.total))
         yield
         tidying.cancel()
-        service.scheduler.stop()
+        service.stop()
 
     api = FastAPI(
         title="tessellm", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
@@ -70,9 +73,13 @@ def make_app(service: Service) -> Guard:
     _add_models(api, service)
     _add_generation(api, service)
     _add_state(api, service)
+    changes = Changes(service)
+    _add_examples(api, Examples(service, changes.lock))
+    if service.settings.updates:
+        _add_changes(api, changes)
     _add_page(api)
     _add_refusals(api)
-    _describe(api, service.targets.names)
+    _describe(api, [] if service.settings.updates else service.targets.names)
     paths = {getattr(route, "path", "") for route in api.routes}
 
     def count(path: str, status: int) -> None:
@@ -95,9 +102,12 @@ def _add_generation(api: FastAPI, service: Service) -> None:
     async def answer(request: Request, starting: Coroutine[Any, Any, Running]) -> Response:
         running = await unless_gone(request.receive, starting)
         if running.asked.stream:
-            return EventStream(service.streamed(running))
+            return EventStream(service.streamed(running), lambda: routed(running))
         whole = await unless_gone(request.receive, service.whole(running))
-        return Response(as_body(whole), media_type="application/json")
+        return Response(as_body(whole), media_type="application/json", headers=routed(running))
+
+    def routed(running: Running) -> dict[str, str]:
+        return {ROUTE: running.answered_by} if running.answered_by else {}
 
     @api.post("/v1/completions", responses=STREAMED, response_model=Completion)
     async def completions(asked: CompletionRequest, request: Request) -> Response:
@@ -106,6 +116,29 @@ def _add_generation(api: FastAPI, service: Service) -> None:
     @api.post("/v1/chat/completions", responses=STREAMED, response_model=ChatCompletion)
     async def chat(asked: ChatRequest, request: Request) -> Response:
         return await answer(request, service.chat(asked))
+
+
+def _add_changes(api: FastAPI, changes: Changes) -> None:
+    """vLLM's endpoints, with its answers in plain text."""
+
+    @api.post("/v1/load_lora_adapter", responses=REFUSED, response_class=PlainTextResponse)
+    async def load(asked: LoadAdapter) -> str:
+        return await asyncio.shield(changes.load(asked))
+
+    @api.post("/v1/unload_lora_adapter", responses=REFUSED, response_class=PlainTextResponse)
+    async def unload(asked: UnloadAdapter) -> str:
+        return await asyncio.shield(changes.unload(asked))
+
+
+def _add_examples(api: FastAPI, examples: Examples) -> None:
+    unchangeable: dict[int | str, dict[str, Any]] = {
+        403: {"model": ErrorResponse, "description": "Clients may not change this."}
+    }
+
+    @api.post("/v1/examples", responses={**REFUSED, **unchangeable})
+    async def example(asked: ExampleRequest) -> ExampleEffect:
+        """Say what an example of a member would change; with `save`, add it."""
+        return await asyncio.shield(examples.add(asked))
 
 
 def _add_state(api: FastAPI, service: Service) -> None:
@@ -125,10 +158,11 @@ def _add_state(api: FastAPI, service: Service) -> None:
 
     @api.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        scheduler = service.scheduler
-        engine, late = service.engine, service.prepared.late
+        engine, late = service.engine, service.runner.prepared.late
         drafts = (engine.speculator.drafted, engine.speculator.accepted) if engine.speculator else (0, 0)
-        text = service.metrics.text(len(engine.in_slot), scheduler.running, scheduler.waiting, late, drafts)
+        running = sum(scheduler.running for scheduler in service.schedulers)
+        waiting = sum(scheduler.waiting for scheduler in service.schedulers)
+        text = service.metrics.text(len(engine.in_slot), running, waiting, late, drafts)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -174,7 +208,8 @@ def _add_refusals(api: FastAPI) -> None:
 
 
 def _describe(api: FastAPI, names: list[str]) -> None:
-    """Which models there are. Wrong requests are answered with 400 and OpenAI's shape, so nothing else is promised."""
+    """Name the models, if any are given. Wrong requests are answered with 400 and OpenAI's shape, so nothing else is
+    promised."""
     described = api.openapi()
     for path in described["paths"].values():
         for operation in path.values():
@@ -182,5 +217,5 @@ def _describe(api: FastAPI, names: list[str]) -> None:
     schemas = described["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for name in ("CompletionRequest", "ChatRequest"):
+    for name in ("CompletionRequest", "ChatRequest") if names else ():
         schemas[name]["properties"]["model"]["enum"] = names

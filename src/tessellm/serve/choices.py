@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..text.stream import TextStream, Token
-from .refusals import Refusal, broken, too_slow, unavailable
+from .refusals import Refusal, bad, broken, too_slow, unavailable
 from .scheduler import Job, News, Scheduler
 
 
@@ -51,6 +51,9 @@ class RunningChoice:
             return too_slow(self.seconds)
         if news.finish_reason == "stopping":
             return unavailable("the server was told to stop, and there is no more time for this request")
+        form = self.job.request.form
+        if form is not None and form.failure is not None:
+            return bad(form.failure, "response_format")
         return broken(news.error or "the request was dropped")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -38,13 +38,14 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from a generator, which is closed when the client is gone."""
+    """Server-sent events from a generator, which is closed when the client is gone. `told`: headers that are known once
+    there is a first event."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]):
+    def __init__(self, events: AsyncGenerator[bytes, None], told: Callable[[], Mapping[str, str]]):
         super().__init__()
-        self.events = events
+        self.events, self.told = events, told
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -53,7 +54,11 @@ class EventStream(Response):
 
     async def _send_all(self, send: Any) -> None:
         async with aclosing(self.events) as events:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            begun = False
             async for event in events:
+                if not begun:
+                    self.headers.update(self.told())
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    begun = True
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b""})

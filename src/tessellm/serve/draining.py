@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ import uvicorn
 
 from .limits import Limits
 from .protocol import BoundedProtocol, Crowd
-from .scheduler import Scheduler
 from .settings import Settings
 
 BACKLOG = 2048  # connections that wait to be accepted
@@ -21,10 +21,10 @@ LAST_SECONDS = 1.0  # for answers that are cut off to end by themselves
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves until it is told to stop, then until the scheduler has no more time for anyone."""
+    """Serves until it is told to stop, then until the service has no more time for anyone."""
 
-    def __init__(self, app: Any, scheduler: Scheduler, settings: Settings, limits: Limits):
-        self.scheduler, self.settings, self.crowd = scheduler, settings, Crowd(limits)
+    def __init__(self, app: Any, end_at: Callable[[float], None], settings: Settings, limits: Limits):
+        self.end_at, self.settings, self.crowd = end_at, settings, Crowd(limits)
         protocol: Any = partial(BoundedProtocol, crowd=self.crowd)
         super().__init__(
             uvicorn.Config(
@@ -42,7 +42,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say until when there is time; then wait for what was let in, and on a second Ctrl-C for nothing."""
-        self.scheduler.end = time.monotonic() + self.settings.drain_seconds
+        self.end_at(time.monotonic() + self.settings.drain_seconds)
         self.crowd.stopping = True
         await super().shutdown(sockets)
         if self.force_exit:

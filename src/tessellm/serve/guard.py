@@ -15,7 +15,7 @@ from .settings import Settings
 
 PAGE = {  # what the playground is made of: path, file and kind
     "/": ("play.html", "text/html"),
-    **{f"/{name}": (name, "text/javascript") for name in ("play.js", "play-ask.js", "play-view.js")},
+    **{f"/{name}": (name, "text/javascript") for name in ("play.js", "play-ask.js", "play-route.js", "play-view.js")},
     "/play.css": ("play.css", "text/css"),
 }
 OPEN = frozenset({*PAGE, "/health", "/health/ready", "/ready"})  # without a key: they tell nothing of the model

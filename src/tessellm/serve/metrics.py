@@ -36,12 +36,16 @@ class Metrics:
     def __init__(self) -> None:
         self.responses: Counter[tuple[str, int]] = Counter()
         self.ended: Counter[str] = Counter()
+        self.routes: Counter[str] = Counter()  # by member
         self.prompt_tokens = self.new_tokens = 0
         self.first_token, self.between_tokens, self.whole = (Histogram(SECONDS) for _ in range(3))
         self.interference = Histogram(NATS)
 
-    def request_ended(self, request: Request, now: float) -> None:
+    def request_ended(self, request: Request, selected: str | None, now: float) -> None:
+        """Count a request; `selected`: the member that answered it, if it came so far."""
         self.ended[request.finish_reason or "error"] += 1
+        if selected is not None:
+            self.routes[selected] += 1
         self.prompt_tokens += len(request.prompt)
         self.new_tokens += len(request.tokens)
         self.whole.observe(now - request.submitted)
@@ -78,6 +82,9 @@ class Metrics:
         yield from _head("requests_total", "counter", "Sequences that ended, by reason.")
         for reason, count in sorted(self.ended.items()):
             yield f'tessellm_requests_total{{reason="{reason}"}} {count}'
+        yield from _head("routes_total", "counter", "Sequences by the member that was selected.")
+        for member, count in sorted(self.routes.items()):
+            yield f'tessellm_routes_total{{member="{member}"}} {count}'
         yield from _head("tokens_total", "counter", "Tokens of prompts and tokens written.")
         yield f'tessellm_tokens_total{{kind="prompt"}} {self.prompt_tokens}'
         yield f'tessellm_tokens_total{{kind="new"}} {self.new_tokens}'

@@ -1,6 +1,7 @@
 // The playground: from the form to the texts that are written, and how it begins.
 
 import { EXAMPLES, call, fromLink, pieces, request, restore, settings, shownWeight, textOf, toLink } from "./play-ask.js";
+import { forgetRoute, offerExamples, showRoute } from "./play-route.js";
 import { addToken, byId, dot, drawBars, element, ending, move, say, show, startText, state, tokenOf, visible } from "./play-view.js";
 
 function tell(error) {
@@ -46,10 +47,12 @@ function stop() {
 
 async function compose(wanted, signal) {
   startText(wanted.mode === "chat" ? "" : visible(wanted.prompt));
+  forgetRoute();
   const asked = request(wanted, state.model, { rule: wanted.rule, weights: wanted.weights, trace: true });
   let text = "";
   for await (const choice of pieces(asked, signal)) {
     if (signal.aborted) return;
+    if (choice.tessellm.route) showRoute(choice.tessellm.route, wanted.prompt);
     choice.tessellm.trace.forEach(addToken);
     text += textOf(choice);
     byId("ending").textContent = ending(choice.finish_reason, state.trace.length);
@@ -126,6 +129,7 @@ function converse(turns) {
   byId("prompt").value = "";
   byId("beside").replaceChildren();
   startText("");
+  forgetRoute();
   follow();
   toLink();
   byId("prompt").focus();
@@ -196,6 +200,7 @@ byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); byId("controls").requestSubmit(); }
 });
 byId("stop").addEventListener("click", stop);
+offerExamples();
 byId("reply").addEventListener("click", reply);
 byId("forget").addEventListener("click", () => { stop(); converse([]); say("a new chat"); });
 byId("share").addEventListener("click", async () => {

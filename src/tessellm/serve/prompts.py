@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from ..errors import RoomError
+from ..errors import RoomError, TessellmError
 from ..model.room import SLOT, check_room
 from ..text.lengths import Lengths
+from ..text.structured import Structure, Structures
 from ..vocabulary.chats import render_chat
 from .refusals import bad
-from .schema import ChatRequest, CompletionRequest, Message
+from .schema import ChatRequest, CompletionRequest, Generation, Message
 from .turns import Turns
 
 TOO_LONG = "context_length_exceeded"
@@ -20,8 +21,9 @@ TOO_LONG = "context_length_exceeded"
 class Prompts:
     """The tokenizer, used by one thread at a time and never by the event loop's: a long prompt takes a while."""
 
-    def __init__(self, tokenizer: Any, context: int, vocab_size: int, choices: int):
+    def __init__(self, tokenizer: Any, context: int, vocab_size: int, choices: int, ends: Collection[int] = ()):
         self.tokenizer, self.context, self.vocab_size, self.choices = tokenizer, context, vocab_size, choices
+        self._structures = Structures(tokenizer, vocab_size, ends)
         self._lengths, self._turns = Lengths(tokenizer, context), Turns()
 
     def count(self, asked: CompletionRequest | ChatRequest) -> int:
@@ -53,6 +55,15 @@ class Prompts:
         row = await self._turns.run(size, partial(self._chat, asked.messages))
         self._check(row, "messages")
         return [row]
+
+    async def form_of(self, asked: Generation) -> Structure | None:
+        """Return what a request holds its texts to."""
+        if not asked.is_structured:
+            return None
+        try:
+            return await self._turns.run(0, partial(self._structures.of, asked.text_schema))
+        except TessellmError as error:
+            raise bad(str(error), "response_format") from error
 
     def _refuse_long(self, prompt: str | Sequence[int], param: str) -> None:
         """Before anything is done with it."""

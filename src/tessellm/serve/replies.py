@@ -5,26 +5,30 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from pydantic import BaseModel
 
 from ..diagnose.trace import EQUATION
 from ..text.stream import Token, token_bytes
 from .answers import (
     Answer,
+    AnswerRoute,
     ChatChoice,
     ChatCompletion,
     ChatCompletionPiece,
+    ChatDelta,
     ChatLogprob,
     ChatLogprobs,
     ChatPiece,
+    ChoiceAbout,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Delta,
     Said,
     TopLogprob,
-    Traced,
     TracedToken,
     Usage,
 )
@@ -32,6 +36,16 @@ from .choices import TextPiece
 
 LEAST = -9999.0  # how OpenAI writes a log-probability of minus infinity
 DIGITS = 4
+
+
+@dataclass(frozen=True)
+class WrittenPiece:
+    """What is new of a choice: a piece, the text so far, whether it is the first piece, and then who answers."""
+
+    text: str
+    piece: TextPiece
+    first: bool = True
+    route: dict[str, Any] | None = None
 
 
 class Reply:
@@ -55,10 +69,14 @@ class Reply:
             return []
         return list(zip(token.seen["ids"], token.seen["logps"], strict=True))[: self.top]
 
-    def traced(self, text: str, tokens: Sequence[Token]) -> Traced | None:
-        if not self.trace:
+    def about(self, written: WrittenPiece) -> ChoiceAbout | None:
+        """Return what we add to a choice."""
+        if written.route is None and not self.trace:
             return None
-        return Traced(trace=[self._traced_token(text, token) for token in tokens if token.seen is not None])
+        seen = [token for token in written.piece.tokens if token.seen is not None] if self.trace else []
+        trace = [self._traced_token(written.text, token) for token in seen]
+        route = None if written.route is None else AnswerRoute(**written.route)
+        return ChoiceAbout(route=route, trace=trace if self.trace else None)
 
     def _traced_token(self, text: str, token: Token) -> TracedToken:
         seen = token.seen
@@ -91,23 +109,23 @@ class CompletionReply(Reply):
     kind = "completions"
     echoed: Sequence[str] = ()  # what each choice begins with, if its prompt is to be given back
 
-    def piece(self, index: int, text: str, piece: TextPiece, first: bool) -> Completion:
-        return Completion(**self.head("cmpl"), choices=[self._choice(index, text, piece, first)])
+    def piece(self, index: int, written: WrittenPiece) -> Completion:
+        return Completion(**self.head("cmpl"), choices=[self._choice(index, written)])
 
-    def whole(self, choices: Sequence[tuple[str, TextPiece]], usage: Usage) -> Completion:
-        made = [self._choice(index, text, piece, True) for index, (text, piece) in enumerate(choices)]
+    def whole(self, choices: Sequence[WrittenPiece], usage: Usage) -> Completion:
+        made = [self._choice(index, written) for index, written in enumerate(choices)]
         return Completion(**self.head("cmpl"), choices=made, usage=usage)
 
     def usage(self, usage: Usage) -> Completion:
         return Completion(**self.head("cmpl"), choices=[], usage=usage)
 
-    def _choice(self, index: int, text: str, piece: TextPiece, first: bool) -> CompletionChoice:
+    def _choice(self, index: int, written: WrittenPiece) -> CompletionChoice:
         return CompletionChoice(
             index=index,
-            text=(self.echoed[index] if first and self.echoed else "") + piece.text,
-            finish_reason=piece.finish_reason,
-            logprobs=self._logprobs(piece.tokens),
-            tessellm=self.traced(text, piece.tokens),
+            text=(self.echoed[index] if written.first and self.echoed else "") + written.piece.text,
+            finish_reason=written.piece.finish_reason,
+            logprobs=self._logprobs(written.piece.tokens),
+            tessellm=self.about(written),
         )
 
     def _logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs | None:
@@ -125,27 +143,28 @@ class CompletionReply(Reply):
 class ChatReply(Reply):
     kind = "chat"
 
-    def piece(self, index: int, text: str, piece: TextPiece, first: bool) -> ChatCompletionPiece:
-        delta = Delta(role="assistant" if first else None, content=piece.text or ("" if first else None))
+    def piece(self, index: int, written: WrittenPiece) -> ChatCompletionPiece:
+        piece, first = written.piece, written.first
+        delta = ChatDelta(role="assistant" if first else None, content=piece.text or ("" if first else None))
         choice = ChatPiece(
             index=index,
             delta=delta,
             finish_reason=piece.finish_reason,
             logprobs=self._logprobs(piece.tokens),
-            tessellm=self.traced(text, piece.tokens),
+            tessellm=self.about(written),
         )
         return ChatCompletionPiece(**self.head("chatcmpl"), choices=[choice])
 
-    def whole(self, choices: Sequence[tuple[str, TextPiece]], usage: Usage) -> ChatCompletion:
+    def whole(self, choices: Sequence[WrittenPiece], usage: Usage) -> ChatCompletion:
         made = [
             ChatChoice(
                 index=index,
-                message=Said(content=piece.text),
-                finish_reason=piece.finish_reason,
-                logprobs=self._logprobs(piece.tokens),
-                tessellm=self.traced(text, piece.tokens),
+                message=Said(content=written.piece.text),
+                finish_reason=written.piece.finish_reason,
+                logprobs=self._logprobs(written.piece.tokens),
+                tessellm=self.about(written),
             )
-            for index, (text, piece) in enumerate(choices)
+            for index, written in enumerate(choices)
         ]
         return ChatCompletion(**self.head("chatcmpl"), choices=made, usage=usage)
 
@@ -183,12 +202,22 @@ def _absent(answer: Any) -> dict[Any, Any]:
     left_out: dict[Any, Any] = {} if answer.usage else {"usage": True}
     choices: dict[int, dict[Any, Any]] = {}
     for number, choice in enumerate(answer.choices):
-        without: dict[Any, Any] = {} if choice.tessellm else {"tessellm": True}
+        without: dict[Any, Any] = {"tessellm": _empty(choice.tessellm)} if choice.tessellm else {"tessellm": True}
         if isinstance(choice, ChatPiece):
-            empty = {key: True for key, value in choice.delta.__dict__.items() if value is None}
-            without |= {"delta": empty} if empty else {}
+            without["delta"] = _empty(choice.delta)
         choices[number] = without
     return left_out | ({"choices": choices} if choices else {})
+
+
+def _empty(part: BaseModel) -> dict[str, Any]:
+    """Return the keys of a part, and of its parts, that hold nothing."""
+    left_out: dict[str, Any] = {}
+    for key, value in part.__dict__.items():
+        if value is None:
+            left_out[key] = True
+        elif isinstance(value, AnswerRoute):
+            left_out[key] = _empty(value)
+    return left_out
 
 
 def finite(logprob: float) -> float:

@@ -14,14 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.engine import Engine
 from ..engine.requests import Request
 from ..text.stops import StopFinder
 from ..text.writer import Ordered, Writer
 from .refusals import busy, unavailable
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("tessellm.serve")
 
@@ -60,7 +63,7 @@ class Scheduler:
         self.failure: str | None = None
         self.end = math.inf  # nobody is served any longer than this
         self._ended = ended
-        self._inbox: SimpleQueue[tuple[str, Job | None]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._jobs: dict[Request, Job] = {}  # the engine thread's
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -110,6 +113,27 @@ class Scheduler:
         if not job.closed:
             self._inbox.put(("cancelled", job))
 
+    async def between_steps(self, work: Callable[[], Result]) -> Result:
+        """Do something in the engine's thread; all that run wait for it."""
+        assert self._loop is not None
+        loop, done = self._loop, self._loop.create_future()
+
+        def finish(outcome: Callable[[], Any]) -> None:
+            if not done.done():
+                outcome()
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                loop.call_soon_threadsafe(finish, partial(done.set_exception, error))
+            else:
+                loop.call_soon_threadsafe(finish, partial(done.set_result, result))
+
+        self._inbox.put(("work", run))
+        found: Result = await done
+        return found
+
     @property
     def waiting(self) -> int:
         return max(0, self.open + self.held - self.running)
@@ -140,7 +164,9 @@ class Scheduler:
             order, job = self._inbox.get()
             if job is None:
                 return False
-            if order == "enter":
+            if order == "work":
+                job()
+            elif order == "enter":
                 self._jobs[job.request] = job
                 self.writer.enter(job.request, job.stops)
             elif job.request in self._jobs:
@@ -190,5 +216,7 @@ class Scheduler:
             order, job = self._inbox.get()
             if job is None:
                 return
-            if order == "enter":
+            if order == "work":
+                job()
+            elif order == "enter":
                 self._post([(job, News([], [], [], "error", self.failure))])

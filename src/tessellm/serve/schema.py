@@ -52,6 +52,8 @@ def _kind(given: Any) -> str | None:
     if isinstance(given, list):
         first = given[0] if given else ""
         return {list: "lists", int: "numbers"}.get(type(first), "list")
+    if isinstance(given, dict):
+        return "mapping"
     return "text" if isinstance(given, str) else None
 
 
@@ -82,6 +84,14 @@ class Strict(BaseModel):
 class Extension(Strict):
     """Ours: what is mixed in this request, and whether every token is traced."""
 
+    experts: (
+        Annotated[
+            Annotated[Words, Tag("text")]
+            | Annotated[Named[Words], Field(min_length=1, max_length=MOST_KEYS), Tag("mapping")],
+            _one_of("a member's name, or experts with weights"),
+        ]
+        | None
+    ) = None
     rule: Words | None = None
     weights: Annotated[Named[Words], Field(max_length=MOST_KEYS)] | None = None
     trace: StrictBool = False
@@ -90,6 +100,26 @@ class Extension(Strict):
 class StreamOptions(Strict):
     include_usage: StrictBool = False
     include_obfuscation: StrictBool = False
+
+
+class JsonSchema(Strict):
+    name: Words | None = None
+    description: Words | None = None
+    strict: StrictBool | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Strict):
+    """What the text is held to: nothing, any JSON object, or a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_of_its_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema, which needs it")
+        return self
 
 
 class Generation(Strict):
@@ -111,6 +141,7 @@ class Generation(Strict):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
     tessellm: Extension | None = None
+    response_format: ResponseFormat | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     top_k: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
@@ -126,6 +157,12 @@ class Generation(Strict):
             raise ValueError("stream_options are for stream: true")
         return self
 
+    @model_validator(mode="after")
+    def _form_ends(self) -> Generation:
+        if self.ignore_eos and self.is_structured:
+            raise ValueError("response_format ends a text where its form is whole: leave out ignore_eos")
+        return self
+
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -133,6 +170,16 @@ class Generation(Strict):
     @property
     def extension(self) -> Extension:
         return self.tessellm or Extension()
+
+    @property
+    def is_structured(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
+
+    @property
+    def text_schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema that the text is held to; None: any object, or nothing."""
+        asked = self.response_format.json_schema if self.response_format else None
+        return asked.schema_ if asked else None
 
     @property
     def wants_usage(self) -> bool:
@@ -182,26 +229,12 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ResponseFormat(Strict):
-    """Text alone: nothing holds what is written to a form."""
-
-    type: Annotated[Any, Field(json_schema_extra={"const": "text"})]
-
-    @field_validator("type")
-    @classmethod
-    def _text(cls, value: Any) -> Any:
-        if value != "text":
-            raise ValueError('this server writes text and holds it to no form: leave it out, or give {"type": "text"}')
-        return value
-
-
 class ChatRequest(Generation):
     messages: Listed[Message]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool | None = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[Any, Field(json_schema_extra={"enum": [None, []]})] = None
     functions: Annotated[Any, Field(json_schema_extra={"enum": [None, []]})] = None
     tool_choice: Annotated[Any, Field(json_schema_extra={"enum": [None, "none"]})] = None

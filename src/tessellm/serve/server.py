@@ -27,7 +27,7 @@ def serve(load: Callable[[], Any], name: str, settings: Settings, tell: Callable
         logging.getLogger("tessellm.serve").setLevel(logging.INFO)
         limits = limits_of_process()
         service = Service(load(), name, settings)
-        server = DrainingServer(make_app(service), service.scheduler, settings, limits)
+        server = DrainingServer(make_app(service), service.end_at, settings, limits)
         gc.collect()
         gc.freeze()  # what was loaded stays: looking through it for garbage would hold everyone up for half a second
         with told_if_taken(settings):

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..diagnose.shown import colour, line_style
+from anyio import to_thread
+
 from ..engine.engine import Engine
-from ..engine.memory import plan_slots
 from ..engine.requests import NEVER, Request
 from ..engine.sampling import Sampling
-from ..errors import FastPathError, GenerationError, PromptError
+from ..errors import GenerationError, PromptError
 from ..model import ComposedForCausalLM
 from ..model.temperature import COLDEST
-from ..rules import RULES
+from ..text.answering import answered_by, routing_of
 from ..text.engines import unusual_settings
 from ..text.options import seed_of
-from ..text.prompts import tokenizer_of
 from ..text.stops import stop_finder
 from ..text.stream import TextStream
+from ..text.structured import Structure
 from ..text.writer import Ordered
-from .answers import Answer, Model, ModelAbout, ModelMember, Models, Usage
+from .answers import Answer, Model, Models, Usage
+from .cards import model_card
 from .choices import RunningChoice, TextPiece, pieces
 from .metrics import Metrics
-from .prompts import Prompts, as_list
-from .readiness import make_ready
+from .prompts import as_list
 from .refusals import Refusal, bad
-from .replies import ChatReply, CompletionReply, as_event
+from .replies import ChatReply, CompletionReply, WrittenPiece, as_event
+from .runner import RunningComposition
 from .scheduler import Scheduler
 from .schema import ChatRequest, CompletionRequest, Generation
 from .settings import Settings
@@ -49,6 +53,9 @@ class Running:
     asked: Generation
     reply: CompletionReply | ChatReply
     choices: list[RunningChoice]
+    scheduler: Scheduler
+    names: Sequence[str]  # of the members
+    begun: set[int] = field(default_factory=set)  # choices of which a piece was sent
 
     @property
     def usage(self) -> Usage:
@@ -56,62 +63,126 @@ class Running:
         read, written = sum(prompts.values()), sum(choice.count for choice in self.choices)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
+    @property
+    def answered_by(self) -> str:
+        """Name who answers, as far as that is known; several names where choices differ."""
+        found = [answered_by(self.names, choice.job.request) for choice in self.choices]
+        return ", ".join(dict.fromkeys(name for name in found if name is not None))
+
+    def written(self, number: int, piece: TextPiece) -> WrittenPiece:
+        """Return a piece with what its choice has so far; its first piece says who answers."""
+        choice, first = self.choices[number], number not in self.begun
+        self.begun.add(number)
+        return WrittenPiece(
+            choice.text.text, piece, first, routing_of(self.names, choice.job.request) if first else None
+        )
+
 
 class Service:
-    """One composition, its engine, and everyone who asks."""
+    """A composition under its name, and everyone who asks."""
 
     def __init__(self, model: ComposedForCausalLM, name: str, settings: Settings):
-        self.model, self.settings, self.created = model, settings, int(time.time())
-        self.tokenizer = tokenizer_of(model)
+        self.name, self.settings, self.created = name, settings, int(time.time())
         if unused := unusual_settings(model):
             log.warning("the generation config sets %s, which this server does not know", ", ".join(unused))
-        self.targets, self.metrics = Targets(model, name), Metrics()
-        self.engine = _engine(model, settings)
-        self.prepared = make_ready(self.engine, self.targets)
-        self.scheduler = Scheduler(self.engine, settings.queue, self._ended)
-        choices = min(settings.choices, self.scheduler.room)
-        self.prompts = Prompts(self.tokenizer, self.engine.context, model.config.vocab_size, choices)
+        self.metrics = Metrics()
+        self.runner = RunningComposition(model, name, settings, self._ended)
+        self.end = math.inf  # nobody is served any longer than this
+        self._old: RunningComposition | None = None  # the one before, while it finishes what it let in
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._finishing: asyncio.Task[None] | None = None
+
+    @property
+    def model(self) -> ComposedForCausalLM:
+        return self.runner.model
+
+    @property
+    def targets(self) -> Targets:
+        return self.runner.targets
+
+    @property
+    def engine(self) -> Engine:
+        return self.runner.engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.runner.scheduler
+
+    @property
+    def schedulers(self) -> list[Scheduler]:
+        """List the scheduler, and that of a runner that finishes."""
+        return [runner.scheduler for runner in (self.runner, self._old) if runner is not None]
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.scheduler.start(loop)
+
+    def end_at(self, moment: float) -> None:
+        """Set until when there is time for what was let in."""
+        self.end = moment
+        for scheduler in self.schedulers:
+            scheduler.end = moment
+
+    def stop(self) -> None:
+        """Let the engines' threads end. What is still open is dropped: drain first."""
+        for scheduler in self.schedulers:
+            scheduler.stop()
+
+    def runner_of(self, model: ComposedForCausalLM) -> RunningComposition:
+        """Make a runner of a changed composition, as large as the present one."""
+        engine = self.engine
+        settings = replace(self.settings, slots=len(engine.in_slot), context=engine.context)
+        return RunningComposition(model, self.name, settings, self._ended)
+
+    def go_on_with(self, runner: RunningComposition) -> None:
+        """Let another runner answer from now on; the present one finishes what it let in."""
+        assert self._loop is not None
+        runner.scheduler.end = self.end
+        runner.scheduler.start(self._loop)
+        self._old, self.runner = self.runner, runner
+        self._finishing = asyncio.create_task(self._finish())
+
+    async def finished(self) -> None:
+        """Wait until no runner but the present one has anything to do."""
+        if self._finishing is not None:
+            await asyncio.shield(self._finishing)
+
+    async def _finish(self) -> None:
+        assert self._old is not None
+        await self._old.finish()
+        self._old = None
+        await to_thread.run_sync(_collect)
 
     def models(self) -> Models:
         return Models(data=[self.about(name) for name in self.targets.names])
 
     def about(self, name: str) -> Model:
-        target, config = self.targets.find(name), self.model.config
-        if name in self.targets.members:
-            return Model(id=target.model, created=self.created, tessellm=ModelAbout(kind="member"))
-        weights = (None, *config.weights)
-        ids = zip(config.member_names, self.targets.members, weights, strict=True)
-        members = [
-            ModelMember(name=each, model=id_, weight=weight, colour=colour(number), line=line_style(number))
-            for number, (each, id_, weight) in enumerate(ids)
-        ]
-        about = ModelAbout(
-            kind="composition",
-            rule=config.rule["name"],
-            rules=self.targets.rules,
-            summaries={rule: RULES[rule].summary for rule in self.targets.rules if rule in RULES},
-            chat=bool(self.tokenizer.chat_template),
-            members=members,
-        )
-        return Model(id=name, created=self.created, tessellm=about)
+        self.targets.find(name)  # refuses what there is not
+        return model_card(name, self.targets, self.created, self.engine.context)
 
     async def complete(self, asked: CompletionRequest) -> Running:
-        target = self._target(asked)
-        reply = CompletionReply(
-            self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace
-        )
-        with self.scheduler.place(self.prompts.count(asked)):
-            rows = await self.prompts.of_completion(asked)
+        runner, target = self.runner, self._target(asked)
+        reply = CompletionReply(self.tokenizer, asked.model, runner.names, asked.top, asked.extension.trace)
+        with runner.scheduler.place(runner.prompts.count(asked)):
+            rows = await runner.prompts.of_completion(asked)
             reply.echoed = self._texts(asked, rows) if asked.echo else ()
-            return self._start(asked, target, reply, rows, asked.max_tokens, 16, "prompt")
+            form = await runner.prompts.form_of(asked)
+            room = runner.room(rows, asked.max_tokens, 16, "prompt")
+            return self._start(runner, asked, target, reply, list(zip(rows, room, strict=True)), form)
 
     async def chat(self, asked: ChatRequest) -> Running:
-        target = self._target(asked)
-        reply = ChatReply(self.tokenizer, asked.model, self.model.config.member_names, asked.top, asked.extension.trace)
+        runner, target = self.runner, self._target(asked)
+        reply = ChatReply(self.tokenizer, asked.model, runner.names, asked.top, asked.extension.trace)
         wanted = asked.max_completion_tokens or asked.max_tokens
-        with self.scheduler.place(self.prompts.count(asked)):
-            rows = await self.prompts.of_chat(asked)
-            return self._start(asked, target, reply, rows, wanted, self.engine.context, "messages")
+        with runner.scheduler.place(runner.prompts.count(asked)):
+            rows = await runner.prompts.of_chat(asked)
+            form = await runner.prompts.form_of(asked)
+            room = runner.room(rows, wanted, runner.engine.context, "messages")
+            return self._start(runner, asked, target, reply, list(zip(rows, room, strict=True)), form)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.runner.prompts.tokenizer
 
     def _texts(self, asked: CompletionRequest, rows: Sequence[list[int]]) -> list[str]:
         """Return the prompt of each choice: as it came, or its ids as text."""
@@ -120,97 +191,91 @@ class Service:
         return [text for text in texts for _ in range(asked.n or 1)]
 
     def _target(self, asked: Generation) -> Target:
-        return self.targets.find(asked.model, asked.extension.rule, asked.extension.weights)
+        extension = asked.extension
+        return self.targets.find(asked.model, extension.rule, extension.weights, extension.experts)
 
     def _start(
         self,
+        runner: RunningComposition,
         asked: Generation,
         target: Target,
         reply: Any,
-        rows: Sequence[list[int]],
-        wanted: int | None,
-        default: int,
-        param: str,
+        prompts: Sequence[tuple[list[int], int]],
+        form: Structure | None,
     ) -> Running:
+        """Let a request in: prompts, and how many tokens may follow each."""
         seed = secrets.randbits(38) if asked.seed is None else asked.seed
         observer = target.trace if reply.trace else top if reply.top else None
         requests: list[Ordered] = []
-        for row in rows:  # one list for all choices of a prompt
-            room = self.engine.context - len(row)
-            self.prompts.check_room(len(row), wanted or 1, param)
+        for row, new in prompts:  # one list for all choices of a prompt
             for _ in range(asked.n or 1):
-                sampling = _sampling(asked, wanted or min(default, room), seed, len(requests))
-                request = self._checked(Request(row, sampling, target.experts, observer, reply.trace))
+                sampling = _sampling(asked, new, seed, len(requests))
+                own = None if form is None else form.another()
+                request = Request(row, sampling, target.experts, observer, reply.trace, own)
+                request = _checked(runner.engine, request)
                 requests.append((request, stop_finder(self.tokenizer, asked.stops, row)))
-        jobs = self.scheduler.submit(requests, self.settings.seconds)
+        jobs = runner.scheduler.submit(requests, self.settings.seconds)
         if self.settings.log_prompts:
-            log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row in rows])
+            log.info("prompts for %s: %r", asked.model, [self.tokenizer.decode(row) for row, _ in prompts])
         choices = [
             RunningChoice(
                 job,
                 TextStream(self.tokenizer, asked.stops, job.request.prompt),
-                NEVER if asked.ignore_eos else self.engine.ends,
+                NEVER if asked.ignore_eos else runner.engine.ends,
                 self.settings.seconds,
             )
             for job in jobs
         ]
-        return Running(asked, reply, choices)
-
-    def _checked(self, request: Request) -> Request:
-        try:
-            return self.engine.limits.check(request)
-        except (PromptError, GenerationError) as error:
-            raise bad(str(error)) from error
+        return Running(asked, reply, choices, runner.scheduler, runner.names)
 
     async def whole(self, running: Running) -> Answer:
         """Return the answer, when all of it is there."""
         texts, tokens, reasons = ({n: [] for n in range(len(running.choices))} for _ in range(3))  # type: ignore[var-annotated]
-        async with aclosing(pieces(self.scheduler, running.choices)) as coming:
+        async with aclosing(pieces(running.scheduler, running.choices)) as coming:
             async for number, piece in coming:
                 texts[number].append(piece.text)
                 tokens[number] += piece.tokens
                 reasons[number].append(piece.finish_reason)
         made = [
-            (choice.text.text, TextPiece("".join(texts[n]), tokens[n], reasons[n][-1]))
-            for n, choice in enumerate(running.choices)
+            running.written(n, TextPiece("".join(texts[n]), tokens[n], reasons[n][-1]))
+            for n in range(len(running.choices))
         ]
         return running.reply.whole(made, running.usage)
 
     async def streamed(self, running: Running) -> AsyncGenerator[bytes, None]:
         """Stream the answer as server-sent events; a failure on the way is the last of them."""
-        begun: set[int] = set()
         try:
-            async with aclosing(pieces(self.scheduler, running.choices)) as coming:
+            async with aclosing(pieces(running.scheduler, running.choices)) as coming:
                 async for number, piece in coming:
-                    text = running.choices[number].text.text
-                    yield as_event(running.reply.piece(number, text, piece, number not in begun))
-                    begun.add(number)
+                    yield as_event(running.reply.piece(number, running.written(number, piece)))
             if running.asked.wants_usage:
                 yield as_event(running.reply.usage(running.usage))
         except Refusal as refusal:
             yield b"data: " + refusal.response.model_dump_json().encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, names: Sequence[str], request: Request) -> None:
         now = time.monotonic()
-        self.metrics.request_ended(request, now)
+        selected = answered_by(names, request)
+        self.metrics.request_ended(request, selected, now)
         log.info(
-            "%d tokens read, %d written, %s, %.3f s",
-            len(request.prompt), len(request.tokens), request.finish_reason, now - request.submitted,
+            "%d tokens read, %d written by %s, %s, %.3f s",
+            len(request.prompt), len(request.tokens), selected, request.finish_reason, now - request.submitted,
         )  # fmt: skip
 
 
-def _engine(model: ComposedForCausalLM, settings: Settings) -> Engine:
-    """The fast path; members as they are where that was asked for, or where the fast path does not know them."""
-    plan = plan_slots(model, settings.slots, settings.context)
-    log.info("%s", plan)
-    if not settings.plain:
-        try:
-            return Engine(model, plan.slots, plan.context, speculation=settings.speculation)
-        except FastPathError as error:
-            log.warning("%s", error)
-            log.warning("serving members as they are: slower, and one sequence after another")
-    return Engine(model, plan.slots, plan.context, plain=True)
+def _collect() -> None:
+    """Free a runner that is done, which was frozen when it was made ready."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def _checked(engine: Engine, request: Request) -> Request:
+    try:
+        return engine.limits.check(request)
+    except (PromptError, GenerationError) as error:
+        raise bad(str(error)) from error
 
 
 def _sampling(asked: Generation, new: int, seed: int, number: int) -> Sampling:

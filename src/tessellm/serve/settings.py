@@ -6,6 +6,7 @@ import ipaddress
 import math
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..engine.speculation import Speculation
 from ..errors import RecipeError
@@ -32,6 +33,8 @@ class Settings:
     log_prompts: bool = False
     plain: bool = False  # run members as they are, though the fast path may know them
     speculate: str | None = None  # lookup or none
+    updates: bool = False  # clients may load and unload experts, and save examples wherever they are
+    folder: Path | None = None  # of the composition, where examples are saved
 
     def __post_init__(self) -> None:
         for name in ("slots", "choices", "body_bytes"):
@@ -55,6 +58,11 @@ class Settings:
     def last_resort_seconds(self) -> int | None:
         """After which connections are cut that should have ended when told to; None where there is no end."""
         return None if math.isinf(self.drain_seconds) else math.ceil(self.drain_seconds) + PARTING
+
+    @property
+    def may_change(self) -> bool:
+        """Whether clients may save examples."""
+        return self.local or self.updates
 
     @property
     def local(self) -> bool:

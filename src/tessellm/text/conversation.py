@@ -14,13 +14,12 @@ from ..errors import FastPathError, GenerationError, PromptError, nearest, quote
 from ..model import ComposedForCausalLM
 from ..routing.route import BASE, Route
 from ..vocabulary.chats import render_chat
+from .answering import Shares, active_shares, routing_of
 from .options import TextOptions, seed_of
 from .prompts import check_length, tokenizer_of
 from .stops import stop_finder
 from .stream import TextStream
 from .writer import Writer
-
-Shares = dict[str, float | None]  # of the members that answer; None: nobody routed the message
 
 
 class Conversation:
@@ -66,6 +65,7 @@ class Conversation:
             new, self.options.temperature, self.options.top_p, seed_of(self.options.seed, len(self.turns))
         )
         request = self.engine.limits.check(Request(ids, params, self.experts))
+        names = list(self.model.members)
         stream, shown = TextStream(self.tokenizer, self.options.stop, ids), 0
         for _ in Writer(self.engine).write([(request, stop_finder(self.tokenizer, self.options.stop, ids))]):
             if request.finish_reason == "error":
@@ -74,30 +74,18 @@ class Conversation:
                 if token not in self.engine.ends:
                     stream.add(token)
             shown = len(request.tokens)
-            yield self.answering(request), stream.release()[0]
+            yield active_shares(names, request), stream.release()[0]
             if stopped():
                 break
         stream.finish()
-        shares = self.answering(request)
+        shares = active_shares(names, request)
         yield shares, stream.release(all_of_it=True)[0]
         new_turns: list[dict[str, Any]] = [
             {"role": "user", "content": text},
-            {"role": "assistant", "content": stream.text, "answered": shares, "routing": routing_of(request)},
+            {"role": "assistant", "content": stream.text, "answered": shares, "routing": routing_of(names, request)},
         ]
         self.turns += new_turns
         self.history += new_turns
-
-    def answering(self, request: Request) -> Shares:
-        """Return who answers a request, with the prior's shares; of one that nobody routed, those that run."""
-        names = list(self.model.members)
-        if request.components is None:
-            return {}
-        active = [names[number] for number in request.components.members]
-        if request.route is None:
-            return dict.fromkeys(active)
-        prior = request.route.prior
-        total = sum(prior.get(name, 0.0) for name in active) or 1.0
-        return {name: prior.get(name, 0.0) / total for name in sorted(active, key=lambda name: -prior.get(name, 0.0))}
 
     def _encode(self, turns: Sequence[Mapping[str, Any]]) -> list[int]:
         plain = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
@@ -113,9 +101,3 @@ class Conversation:
                 "for less"
             )
         return ids
-
-
-def routing_of(request: Request) -> dict[str, Any] | None:
-    """Return what a request's route says, as JSON holds it."""
-    route = request.route
-    return None if route is None else {"selected": route.selected, "prior": dict(route.prior)}
