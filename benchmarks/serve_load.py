@@ -1,7 +1,7 @@
 """The server on a real model under real load: streaming clients for minutes, a third of which hang up, beside idle
-connections and odd requests; then SIGTERM in the middle of it.
+connections and odd requests, while an expert is loaded and unloaded; then SIGTERM in the middle of it.
 
-    python benchmarks/serve_load.py --minutes 10 [--model FOLDER]
+    python benchmarks/serve_load.py --minutes 10 [--clients 50 --idle 1000 --odd 2000] [--model FOLDER]
 
 Every finished text must be the one that the server writes alone. Writes results/serve-load.json.
 """
@@ -17,27 +17,43 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tessellm.model.usual import PROMPTS
 
 from odd_requests import odd_requests
 from reference_overhead import RESULTS
 from serve_latency import resident_mib
+from tessellm.routing.calibration import calibration_prompts
 from tessellm.serve.freed_memory import EVERY
 from tessellm_lab.common.claims import Claim, Result, at_least, at_most
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from servers import Running, serving
 
-EXPERTS = ("math", "bash", "sql")
-NEW, ASKED = 16, PROMPTS[:16]
-CLIENTS, IDLE, ODD, ODD_AT_ONCE = 50, 1000, 2000, 16
-OPTIONS = ("--slots", "8", "--context", "512", "--drain-timeout", "600")
+ADAPTERS = Path(__file__).resolve().parent.parent / "adapters" / "smollm2"
+EXPERTS, COMES_AND_GOES = ("math", "bash", "sql"), "intents"
+SKILLS = (  # a prompt of each expert, beside ordinary ones
+    "A baker makes 12 rolls an hour for 5 hours and sells 47 of them. How many are left?",
+    "Write a bash command for this: Find all SUID set files",
+    "Write a SQL query for the table games (date, opponent, record): What was the record on july 28 ?",
+)
+NEW, ASKED = 16, [*SKILLS, *(text for text in calibration_prompts() if len(text) < 60)][:16]
+ODD_AT_ONCE = 16
+OPTIONS = ("--slots", "8", "--context", "512", "--drain-timeout", "600", "--runtime-updates")
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much there is of everything."""
+
+    minutes: float
+    clients: int
+    idle: int
+    odd: int
 
 
 @dataclass
@@ -51,6 +67,8 @@ class Seen:
     opened: int = 0  # idle connections, those in place of dropped ones too
     most_idle: int = 0
     memory: list[int] = field(default_factory=list)  # MiB
+    changes: list[int] = field(default_factory=list)  # statuses of loading and unloading
+    gone: list[str] = field(default_factory=list)  # what the expert that comes and goes wrote, by its name
 
     def others(self, alone: list[str]) -> int:
         return sum(text != alone[number] for number, text in self.finished)
@@ -74,7 +92,7 @@ async def ask(client: httpx.AsyncClient, model: str, number: int, leave_after: i
     raise AssertionError("the stream was cut off")
 
 
-async def streaming(client: httpx.AsyncClient, model: str, seen: Seen, first: int, until: float) -> None:
+async def streaming(client: httpx.AsyncClient, model: str, seen: Seen, first: int, clients: int, until: float) -> None:
     """One client, which asks again when it is done; every third time it hangs up in the middle."""
     turn = first
     while time.monotonic() < until:
@@ -87,7 +105,7 @@ async def streaming(client: httpx.AsyncClient, model: str, seen: Seen, first: in
         else:
             seen.hung_up += text is None
             seen.finished += [] if text is None else [(turn % len(ASKED), text)]
-        turn += CLIENTS + 1  # not a multiple of three: everybody hangs up at times
+        turn += clients + 1  # not a multiple of three: everybody hangs up at times
 
 
 async def idle(host: str, port: int, seen: Seen, until: float) -> None:
@@ -117,19 +135,35 @@ async def odd(client: httpx.AsyncClient, requests: Any, seen: Seen) -> None:
         seen.odd[answer.status_code] += 1
 
 
+async def changing(client: httpx.AsyncClient, seen: Seen, until: float) -> None:
+    """Load an expert, ask it for a text, unload it while it writes; again and again."""
+    body = {"lora_name": COMES_AND_GOES, "lora_path": str(ADAPTERS / COMES_AND_GOES)}
+    while time.monotonic() < until:
+        seen.changes.append((await client.post("/v1/load_lora_adapter", json=body)).status_code)
+        asking = asyncio.create_task(ask(client, COMES_AND_GOES, 0))
+        await asyncio.sleep(0.5)
+        seen.changes.append((await client.post("/v1/unload_lora_adapter", json=body)).status_code)
+        try:
+            seen.gone.append(str(await asking))
+        except Exception as error:
+            seen.failed.append(f"{COMES_AND_GOES}: {error!r}"[:300])
+
+
 def client_of(running: Running, kept: int) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept)
     return httpx.AsyncClient(base_url=running.url, timeout=900, limits=limits)
 
 
-async def load(running: Running, model: str, seconds: float, seen: Seen, odd_ones: int) -> None:
-    until, requests = time.monotonic() + seconds, islice(odd_requests(model, 0), odd_ones)
+async def put(running: Running, model: str, much: Load, seen: Seen) -> None:
+    """Put load on a server."""
+    until, requests = time.monotonic() + 60 * much.minutes, islice(odd_requests(model, 0), much.odd)
     host, _, port = running.url.removeprefix("http://").partition(":")
-    async with client_of(running, CLIENTS) as client:
+    async with client_of(running, much.clients) as client:
         await asyncio.gather(
-            *(idle(host, int(port), seen, until) for _ in range(IDLE)),
-            *(streaming(client, model, seen, number, until) for number in range(CLIENTS)),
+            *(idle(host, int(port), seen, until) for _ in range(much.idle)),
+            *(streaming(client, model, seen, number, much.clients, until) for number in range(much.clients)),
             *(odd(client, requests, seen) for _ in range(ODD_AT_ONCE)),
+            changing(client, seen, until),
             watch(running, seen, until),
         )
 
@@ -146,10 +180,10 @@ async def watch(running: Running, seen: Seen, until: float) -> None:
         await asyncio.sleep(5)
 
 
-async def drain(running: Running, model: str, seen: Seen) -> dict[str, Any]:
+async def drain(running: Running, model: str, clients: int, seen: Seen) -> dict[str, Any]:
     """Ask with all clients, tell the server to end once all slots are taken, and wait for the answers."""
-    async with client_of(running, CLIENTS) as client:
-        asked = [asyncio.create_task(ask(client, model, number % len(ASKED))) for number in range(CLIENTS)]
+    async with client_of(running, clients) as client:
+        asked = [asyncio.create_task(ask(client, model, number % len(ASKED))) for number in range(clients)]
         used, all_of_them, since = 0.0, running.metric("tessellm_slots"), time.monotonic()
         while used < all_of_them and time.monotonic() - since < 60:
             await asyncio.sleep(0.2)
@@ -172,7 +206,7 @@ def idle_mib(running: Running) -> float:
     return resident_mib(running.process.pid)
 
 
-def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
+def measure(folder: Path, home: Path, much: Load) -> dict[str, Any]:
     with serving(folder, home / "log.txt", *OPTIONS) as running:
         model = running.get("/v1/models").json()["data"][0]["id"]
         slots = running.metric("tessellm_slots")
@@ -183,17 +217,20 @@ def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
 
         alone = asyncio.run(one_by_one())
         warm = Seen()
-        asyncio.run(load(running, model, 10.0, warm, 0))  # what is allocated once, for batches
+        asyncio.run(put(running, model, replace(much, minutes=0.1, odd=0), warm))  # what is allocated once
         before, seen = idle_mib(running), Seen()
-        asyncio.run(load(running, model, seconds, seen, ODD))
+        asyncio.run(put(running, model, much, seen))
         after, ended = idle_mib(running), Seen()
-        drained = asyncio.run(drain(running, model, ended))
+        drained = asyncio.run(drain(running, model, much.clients, ended))
     tail = (home / "log.txt").read_text(errors="replace")
     return {
         "answers": len(seen.finished),
         "hung_up": seen.hung_up,
         "other_texts": seen.others(alone) + warm.others(alone) + ended.others(alone),
         "failed": seen.failed + ended.failed,
+        "changes": {str(status): times for status, times in sorted(Counter(seen.changes).items())},
+        "answers_of_the_expert_that_went": len(seen.gone),
+        "other_texts_of_it": len({*seen.gone, *warm.gone}) - 1,
         "odd": {str(status): times for status, times in sorted(seen.odd.items())},
         "idle": {"opened": seen.opened, "descriptors_at_most": seen.most_idle},
         "memory_mib": round(before, 1),
@@ -206,24 +243,28 @@ def measure(folder: Path, home: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def claims_of(found: dict[str, Any], minutes: float) -> list[Claim]:
+def claims_of(found: dict[str, Any], much: Load) -> list[Claim]:
     what, drained = (
-        f"{CLIENTS} streaming clients for {minutes:g} minutes, a third of the answers cut off",
+        f"{much.clients} streaming clients for {much.minutes:g} minutes, a third of the answers cut off",
         found["drain"],
     )
     server_errors = sum(times for status, times in found["odd"].items() if int(status) >= 500)
     growth = round(found["memory_growth_mib"] / found["memory_mib"], 4)
+    changes = found["changes"].get("200", 0)
     descriptors = found["idle"]["descriptors_at_most"]
     return [
         Claim("answers", f"{what}: whole answers", found["answers"]),
         at_most("same-text", f"{what}: answers with another text than alone", found["other_texts"], 0),
         at_most("failed", f"{what}: answers that failed", len(found["failed"]), 0),
         at_most("memory", f"{what}: share of its memory that the process grew by", growth, 0.05),
-        at_least("idle", "descriptors of the server at most, idle connections among them", descriptors, IDLE),
-        at_least("odd", "odd requests beside it", sum(found["odd"].values()), ODD),
+        at_least("idle", "descriptors of the server at most, idle connections among them", descriptors, much.idle),
+        at_least("odd", "odd requests beside it", sum(found["odd"].values()), much.odd),
         at_most("server-errors", "of these, answered by 5xx", server_errors, 0),
+        at_least("changes", "an expert loaded and unloaded meanwhile, times", changes, 2),
+        at_most("changes-failed", "of these, refused", sum(found["changes"].values()) - changes, 0),
+        at_most("gone", "different texts of that expert, beyond one", found["other_texts_of_it"], 0),
         at_least("slots", "slots in use afterwards, under full load", drained["slots_used"], found["slots"]),
-        at_least("drained", f"of {CLIENTS} answers under way at SIGTERM: finished", drained["answers"], CLIENTS),
+        at_least("drained", "answers under way at SIGTERM: finished", drained["answers"], much.clients),
         at_most("exit", "exit code of the server", drained["exit_code"], 0),
     ]  # fmt: skip
 
@@ -231,8 +272,7 @@ def claims_of(found: dict[str, Any], minutes: float) -> list[Claim]:
 def composed(home: Path) -> Path:
     import tessellm
 
-    adapters = Path(__file__).resolve().parent.parent / "adapters" / "smollm2"
-    model = tessellm.compose("smollm2", {name: str(adapters / name) for name in EXPERTS})
+    model = tessellm.compose("smollm2", {name: str(ADAPTERS / name) for name in EXPERTS})
     model.save_pretrained(home / "smollm2-experts")
     return home / "smollm2-experts"
 
@@ -240,15 +280,19 @@ def composed(home: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--idle", type=int, default=1000, help="connections that ask once and then say nothing")
+    parser.add_argument("--odd", type=int, default=2000, help="odd requests")
     parser.add_argument("--model", type=Path, help="a composition; without it, SmolLM2 with three experts")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     start, others = time.perf_counter(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        found = measure(given.model or composed(home), home, 60 * given.minutes)
+        much = Load(given.minutes, given.clients, given.idle, given.odd)
+        found = measure(given.model or composed(home), home, much)
     machine = {"cores": os.cpu_count(), "load_average_before": others, "load_average_after": os.getloadavg()[0]}
-    claims = claims_of(found, given.minutes)
+    claims = claims_of(found, much)
     seconds = round(time.perf_counter() - start, 1)
     Result("serve-load", claims, 0, "cpu", seconds, tables={"load": found, "machine": machine}).write(given.out)
     for claim in claims:
