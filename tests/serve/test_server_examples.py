@@ -13,7 +13,7 @@ import pytest
 import tessellm
 from tessellm import checkpoint
 from tessellm.members import MemberSpec
-from tessellm.routing.examples import retention
+from tessellm.routing.one_example import retention
 
 from servers import Running, serving
 

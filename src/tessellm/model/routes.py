@@ -37,6 +37,8 @@ def route_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> lis
 @torch.inference_mode()
 def read_rows(model: ComposedForCausalLM, rows: Sequence[Sequence[int]]) -> list[RoutedPrompt]:
     """Read prompts given as token ids by the base, those of about one length together."""
+    from ..routing.calibration import batches  # later: it brings tessellm.members, which brings this
+
     routing = model.routing
     if routing is None:
         raise RecipeError(f"the rule {model.rule.name!r} routes nothing; the rule mixture does")

@@ -15,7 +15,7 @@ from ..errors import TessellmError, nearest, quoted
 from ..model import ComposedForCausalLM
 from ..model.routes import encode_prompt, read_rows
 from ..routing.calibrated import prompts_of
-from ..routing.examples import retention, with_example
+from ..routing.one_example import retention, with_example
 from ..routing.route import BASE, RoutedPrompt
 from ..routing.router import DeltaRouter
 from .refusals import Refusal, bad

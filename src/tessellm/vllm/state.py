@@ -189,7 +189,7 @@ class States:
     def _make_room(self) -> None:
         token_S = self.memory.token_S
         if len(self.answer_S) != len(token_S):
-            components = len(self.rule.component_names(self.routing.members))
+            components = len(self.rule.component_weights(len(self.routing.members) - 1))
             self.answer_S = torch.full_like(token_S, ABSENT)
             self.prior_SC = torch.zeros(len(token_S), components, device=token_S.device)
             self.log_pi_SC = torch.zeros_like(self.prior_SC)
