@@ -57,7 +57,7 @@ def _compose(kind: str, members: Path) -> Any:
 
 def loaded(folder: Path) -> dict[str, Any]:
     """Say what a folder loads as, whatever its rule: members, vocabulary, where it stops; and what it computes."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")  # as recorded: int4 has other logits
     config = model.config
     made = model.generate(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), max_new_tokens=8)
     return {
