@@ -15,12 +15,12 @@ import tessellm
 from draft_distribution import draft_always
 from random_models import with_deltas
 from routing_cases import wrong_places
+from tessellm.engine.cuda import slot_pass
 from tessellm.engine.cuda.graphs import GraphExecutor
 from tessellm.engine.cuda.passes import Mixed
 from tessellm.engine.cuda.recording import refusing_waits
 from tessellm.engine.cuda.slot_buffers import Mixing
 from tessellm.engine.engine import Engine
-from tessellm.engine.members import attention
 from tessellm.engine.preparation import prepare
 from tessellm.engine.sampling import Sampling, TokenChoice
 from tessellm.engine.speculation import Speculation
@@ -124,7 +124,7 @@ def test_prompts_are_read_without_masks_in_half_precision(kind: str, monkeypatch
     exact = torch.tensor([request.logprobs for request in Engine(here, slots=4).generate(texts, asked)])
     ways = ((True, 2048, False), (False, 2048, False), (False, 32, False), (False, 2048, True), (False, 32, True))
     for masked, chunk, kernels in ways:
-        monkeypatch.setattr(attention, "_needs_no_mask", (lambda *_: False) if masked else attention._needs_no_mask)
+        monkeypatch.setattr(slot_pass, "_needs_no_mask", (lambda *_: False) if masked else slot_pass._needs_no_mask)
         engine = Engine(model, slots=4)
         engine.controller.chunk = chunk
         for group in engine.executor.groups:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tessellm.engine.cuda import slot_pass
 from tessellm.engine.cuda.slot_pass import SlotPass, TokenBatch
 from tessellm.engine.members import attention
 from tessellm.engine.members.kv_cache import SlotCache
@@ -32,7 +33,7 @@ def passed(start: int, known: bool) -> SlotPass:
 @pytest.mark.parametrize("start", [0, 1, 9])
 def test_the_last_tokens_of_their_cells_need_no_mask(start: int, shared: int) -> None:
     query, key, value = pieces(start, shared)
-    found = attention._continue(query, key, value, 0.3)
+    found = slot_pass._continue(query, key, value, 0.3)
     wanted, _ = attention.slot_attention(nn.Identity(), query, key, value, None, 0.3, rows_pass=passed(start, True))
     torch.testing.assert_close(found, wanted)
 
