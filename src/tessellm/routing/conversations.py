@@ -17,18 +17,18 @@ from .template import ChatMarks
 Read = Callable[[list[int]], Tensor]  # token ids → energy_TK
 
 
-class Message(NamedTuple):
+class MessageAlone(NamedTuple):
     ids: list[int]
     user: slice
 
 
-def last_message(prompt: RoutedPrompt, marks: ChatMarks) -> Message | None:
+def last_message(prompt: RoutedPrompt, marks: ChatMarks) -> MessageAlone | None:
     """Return a prompt's last message in the template; None where nothing was said before it."""
     start, prefix = prompt.user.start, marks.prefix
     if not start or not prefix or tuple(prompt.ids[:start]) in (prefix, marks.first.always):
         return None
     spoken = prompt.user.stop - start
-    return Message([*prefix, *prompt.ids[start:]], slice(len(prefix), len(prefix) + spoken))
+    return MessageAlone([*prefix, *prompt.ids[start:]], slice(len(prefix), len(prefix) + spoken))
 
 
 def read_alone(prompts: Sequence[RoutedPrompt], marks: ChatMarks, read: Read) -> list[RoutedPrompt]:

@@ -45,14 +45,14 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Thresholds:
     """What calibration prompts set for all others."""
 
     floor: float  # of the energy, for experts that have a description alone
     threshold: float
 
     @classmethod
-    def of(cls, signals: Signals, weights: DecisionWeights, base_retention: float) -> Limits:
+    def of(cls, signals: Signals, weights: DecisionWeights, base_retention: float) -> Thresholds:
         """Set the limits by the signals of calibration prompts. A classifier knows these better than other ordinary
         prompts, even if it did not see them: hence the margin."""
         floor = float(signals.energy_BK.amax(-1).quantile(weights.floor))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .calibration import FEATURES, EnergyScale, Progress, Scale, calibration_prompts, measure, pool
 from .conversations import read_alone
-from .decision import DecisionWeights, Limits, Signals, prior, scores
+from .decision import DecisionWeights, Thresholds, Signals, prior, scores
 from .directions import count_blocks, directions
 from .energy import Energies, block_of, plan_blocks, shared_inputs, stack_directions, tapped
 from .examples import ExampleClassifier, classifier_input
@@ -200,7 +200,7 @@ class DeltaRouter:
 
     def _set_scales(self) -> None:
         """Fit z-scores and the threshold on the calibration prompts. Few numbers are fitted, so none are held out."""
-        self.limits = Limits(0.0, 0.0)
+        self.limits = Thresholds(0.0, 0.0)
         if not self.experts:
             return
         own = [self.profiles[name] for name in self.experts]
@@ -209,7 +209,7 @@ class DeltaRouter:
         self._energy_scale, self._text_scale = EnergyScale.of(self._features_PFK), Scale.of(similarity_PKS)
         odds_PK = torch.zeros(similarity_PKS.shape[:2]) if self.classifier is None else self.classifier.odds_PK
         self.calibration = self._standardised(self._features_PFK, similarity_PKS, odds_PK)
-        self.limits = Limits.of(self.calibration, self.weights, self.settings["base_retention"])
+        self.limits = Thresholds.of(self.calibration, self.weights, self.settings["base_retention"])
 
     def _standardised(self, features_BFK: Tensor, similarity_BKS: Tensor, odds_BK: Tensor) -> Signals:
         own = [self.profiles[name] for name in self.experts]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessellm.routing.decision import DecisionWeights, Limits, Signals, accepted_by, scores, threshold
+from tessellm.routing.decision import DecisionWeights, Thresholds, Signals, accepted_by, scores, threshold
 
 from .cache import Table
 
@@ -27,7 +27,7 @@ class Outcome:
 def route(table: Table, signals: Signals, weights: DecisionWeights, experts: Sequence[int]) -> Outcome:
     """Route all prompts among these experts."""
     calibration_P, plain_P = table.is_part("calibration"), table.is_part("plain.test")
-    limits = Limits.of(_rows(signals, calibration_P), weights, RETENTION)
+    limits = Thresholds.of(_rows(signals, calibration_P), weights, RETENTION)
     choose_PK, accept_PK = scores(signals, weights, limits.floor)
     accepted_P, chosen_P = accepted_by(choose_PK, accept_PK), torch.tensor(experts)[choose_PK.argmax(-1)]
     shifted = threshold(choose_PK[plain_P], accept_PK[plain_P], RETENTION)
