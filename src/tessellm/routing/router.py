@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .calibration import FEATURES, EnergyScale, Progress, Scale, calibration_prompts, measure, pool
 from .conversations import read_alone
-from .decision import DecisionWeights, Thresholds, Signals, prior, scores
+from .decision import DecisionWeights, Signals, Thresholds, prior, scores
 from .directions import count_blocks, directions
 from .energy import Energies, block_of, plan_blocks, shared_inputs, stack_directions, tapped
 from .examples import ExampleClassifier, classifier_input

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessellm.routing.decision import DecisionWeights, Thresholds, Signals, accepted_by, scores, threshold
+from tessellm.routing.decision import DecisionWeights, Signals, Thresholds, accepted_by, scores, threshold
 
 from .cache import Table
 
