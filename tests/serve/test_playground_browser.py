@@ -22,7 +22,7 @@ COMPLAINTS = ("error", "warning", "assert")  # of a console; hints of the browse
 def saved(home: Path, tokenizer: Any) -> Path:
     """The base writes the alphabet on; three writes 3 after c, six writes 6 after f."""
     places = {name: str(save_member(trained(name), home / name, tokenizer)) for name in ("base", "three", "six")}
-    tessellm.compose(places.pop("base"), places, rule="product").save_pretrained(home / "letters")
+    tessellm.compose(places.pop("base"), places, rule="product", router=False).save_pretrained(home / "letters")
     return home / "letters"
 
 
