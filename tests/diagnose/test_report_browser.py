@@ -43,7 +43,7 @@ def test_it_renders_figures_first_and_tokens_in_their_owners_colours(opened):
     assert page.title() == "Diagnosis of a composition"
     assert page.locator("h1").inner_text() == "These experts do not simply compose"
     boxes = [figure.bounding_box() for figure in page.locator("svg").all()]
-    assert len(boxes) == 5
+    assert len(boxes) == 4
     assert all(box["width"] > 200 and box["height"] > 30 for box in boxes)
     assert max(box["y"] for box in boxes) < page.locator(".text").first.bounding_box()["y"]
     owned = page.locator('.t[data-i][data-o="3"]').first
